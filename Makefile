@@ -1,0 +1,23 @@
+# Thin targets over the scripts. PYTHON picks the interpreter, NANOMLE_CACHE moves every cache.
+PYTHON ?= python3
+RUN ?= runs/demo
+BIN := .venv/bin
+
+.PHONY: demo test lint clean
+
+demo: .venv/installed
+	$(BIN)/python train.py --task random-pizza --run-dir $(RUN) --eval-samples 128
+
+test: .venv/installed
+	$(BIN)/python -m pytest
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+
+.venv/installed: requirements.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+clean:
+	rm -rf .venv
