@@ -1,0 +1,111 @@
+"""Checkpoints of a run that survive a kill at any moment, and the run's secret.
+
+    <run>/step_N/     Hugging Face directory, value_head.safetensors, trainer.pt (optimizer, coefficients, pool, counters)
+    <run>/step_0/     the starting policy: KL reference, and the left column of eval.py; never deleted
+    <run>/latest      name of the newest complete checkpoint
+
+Written aside, fsynced, renamed; the pointer last. So whatever `latest` names is complete.
+"""
+
+import json
+import os
+import pickle
+import secrets
+import shutil
+from pathlib import Path
+
+import torch
+
+from model import Policy, save_policy
+
+TRAINER_FILE = "trainer.pt"
+
+
+class UsageError(ValueError):
+    """Bad input: one line that says what to do; exit code 2."""
+
+
+def save_checkpoint(run_dir: Path, step: int, policy: Policy, trainer_state: dict, keep: int = 2) -> Path:
+    """Write <run>/step_N and point `latest` at it; delete all but step_0 and the newest `keep`."""
+    target, aside, pointer = run_dir / f"step_{step}", run_dir / f".step_{step}.aside", run_dir / "latest"
+    if pointer.is_file() and pointer.read_text().strip() == target.name:
+        return target  # this step is saved already
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    save_policy(policy, aside)
+    torch.save(trainer_state, aside / TRAINER_FILE)
+    for path in [*aside.iterdir(), aside]:
+        _fsync(path)
+    shutil.rmtree(target, ignore_errors=True)  # left by a run that died before it moved the pointer
+    aside.rename(target)
+    write_atomically(pointer, target.name)
+    for old in _steps(run_dir)[:-keep]:
+        if old not in (0, step):
+            shutil.rmtree(run_dir / f"step_{old}", ignore_errors=True)
+    return target
+
+
+def latest_checkpoint(run_dir: Path) -> Path:
+    """Return the newest complete checkpoint of a run. Raises UsageError when there is none."""
+    pointer = run_dir / "latest"
+    if not pointer.is_file():
+        raise UsageError(f"{run_dir} is not a run that can be resumed or evaluated: it has no file 'latest'")
+    directory = run_dir / pointer.read_text().strip()
+    missing = [name for name in ("config.json", "value_head.safetensors", TRAINER_FILE) if not (directory / name).is_file()]
+    if missing:
+        raise UsageError(f"checkpoint {directory} is broken: {missing[0]} is missing; point {pointer} at an older step_N")
+    return directory
+
+
+def load_trainer_state(checkpoint: Path) -> dict:
+    """Read the trainer's part of a checkpoint (tensors and plain values only)."""
+    try:
+        return torch.load(checkpoint / TRAINER_FILE, weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        reason = str(error).split("\n")[0][:100]
+        raise UsageError(f"checkpoint {checkpoint} is broken: {TRAINER_FILE} cannot be read ({reason})") from error
+
+
+def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
+    """Replace a small file so that a reader, or a crash, sees the old text or the new one."""
+    aside = path.with_name(f".{path.name}.aside")
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path)
+    _fsync(path.parent)
+
+
+def load_secret(run_dir: Path) -> bytes:
+    """Return the run's secret, made at the first call (0600): salt of the twin's labels and of the milestone markers."""
+    path = run_dir / "secret"
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(32), mode=0o600)
+    return bytes.fromhex(path.read_text().strip())
+
+
+def drop_lines_from(path: Path, step: int) -> None:
+    """Remove from a .jsonl file the records of `step` and later, and a half-written last line: a resume writes them again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            if json.loads(line)["step"] < step:
+                kept.append(line + "\n")
+        except ValueError:
+            break
+    write_atomically(path, "".join(kept))
+
+
+def _steps(run_dir: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in run_dir.glob("step_*") if path.name[5:].isdigit())
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,154 @@
+"""The configuration of a run: every knob once, its flag, its default by model and machine, and what is refused.
+
+train.py builds its command line from the fields of Config and writes <run>/config.json; eval.py reads that back. Bad input is
+a UsageError, raised before any long work: one line on stderr and exit code 2.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+
+from checkpoint import UsageError, latest_checkpoint
+
+
+def option(default, help_text: str, choices: tuple | None = None):
+    return dataclasses.field(default=default, metadata={"help": help_text, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every knob of a run. None means: by the kind of model, see TINY and LANGUAGE_MODEL below."""
+
+    # task and model
+    task: str = option("random-pizza", "name of the task (python -m tasks list)")
+    data_dir: str | None = option(None, "folder of the real data in MLE-bench's layout; without it, the micro twin")
+    model: str | None = option(None, "'tiny', or a Hugging Face causal LM by name or directory")
+    demonstrations: int = option(4000, "programs that the tiny policy is warm-started on")
+    run_dir: str | None = option(None, "folder of the run; runs/<task> if not given")
+    seed: int = option(0, "seed of the twin, of sampling and of the updates")
+    # collection
+    steps: int | None = option(None, "PPO steps")
+    batch_size: int | None = option(None, "programs per step, over all ranks")
+    temperature: float = option(0.7, "sampling temperature, also of the log-probabilities that are trained on")
+    max_prompt_tok: int | None = option(None, "longest prompt, tokens; longer improvement prompts give way to scratch ones")
+    max_new_tok: int | None = option(None, "longest response, tokens")
+    improve_frac: float = option(0.5, "share of prompts that ask to improve an earlier program")
+    sample_batch: int = option(64, "programs sampled together (memory and speed only)")
+    sandboxes: int | None = option(None, "programs run at once, per rank; number of cores if not given")
+    time_limit_s: float | None = option(None, "time limit of a program, seconds; the task's if not given")
+    memory_gib: float = option(4.0, "memory limit of a program, GiB")
+    # reward
+    failure_reward: float = option(-10.0, "reward of a program that fails before its first milestone")
+    milestone_reward: float = option(0.1, "reward per milestone that a failed program reached")
+    no_model_penalty: float = option(0.5, "taken from the score of a valid program that trains no model")
+    repetition_penalty: float = option(0.0, "times the share of repeated lines, taken from the score of a valid program")
+    # PPO
+    learning_rate: float | None = option(None, "AdamW's, of the backbone")
+    value_learning_rate: float = option(1e-3, "AdamW's, of the value head")
+    warmup_steps: int = option(2, "steps of linear learning-rate warm-up")
+    epochs: int = option(1, "passes over a batch")
+    minibatches: int | None = option(None, "optimizer steps per pass")
+    gamma: float = option(1.0, "discount per token")
+    gae_lambda: float = option(0.95, "GAE's lambda")
+    clip_eps: float = option(0.2, "clip range of the ratio")
+    value_clip_eps: float = option(0.2, "clip range of the value, in standard deviations of the return")
+    value_coef: float = option(0.5, "weight of the value loss")
+    entropy_coef: float = option(0.01, "weight of the entropy at the start; decays linearly to 0 over the steps")
+    kl_coef: float = option(0.01, "weight of the KL to the starting policy at the start; adaptive")
+    kl_target: float = option(6.0, "KL that the adaptive weight aims at, nats per response")
+    max_grad_norm: float = option(1.0, "gradient norm is clipped at this")
+    duration_weight: str = option("mean", "weight of a sample by the seconds its program ran", ("none", "mean", "log"))
+    duration_cap: float | None = option(None, "largest duration weight")
+    advantage: str = option("global", "whitening of the advantages", ("global", "isolate"))
+    normalise_returns: bool = option(True, "value head predicts returns in units of their running mean and deviation")
+    value_detach_steps: int = option(0, "steps at the start in which the value gradient stops at the backbone")
+    micro_batch_tok: int = option(8192, "tokens per forward and backward pass (memory and speed only)")
+    # housekeeping
+    threads: int | None = option(None, "torch threads per rank; cores / ranks if not given")
+    save_every: int | None = option(None, "steps between checkpoints")
+
+
+# What fits the tiny policy on two cores, and a language model of some billions of parameters on GPUs.
+TINY = {"steps": 40, "batch_size": 64, "max_prompt_tok": 640, "max_new_tok": 480, "learning_rate": 1e-4, "minibatches": 4,
+        "save_every": 1}  # fmt: skip
+LANGUAGE_MODEL = {"steps": 500, "batch_size": 128, "max_prompt_tok": 3072, "max_new_tok": 1024, "learning_rate": 1e-5,
+                  "minibatches": 2, "save_every": 10}  # fmt: skip
+
+
+def parse_args(argv: list[str]) -> tuple[Config, Path | None, bool]:
+    """Return (config, run to resume or None, dry run?). The flags are the fields of Config."""
+    description = "Train a language model by PPO to write machine-learning programs."
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    parser.error = usage_error
+    for f in fields(Config):
+        kind = next(t for t in (bool, int, float, str) if t.__name__ in str(f.type))
+        extra = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind, "choices": f.metadata["choices"]}
+        shown = "by model or machine" if f.default is None else f.default
+        parser.add_argument(flag(f.name), default=argparse.SUPPRESS, help=f"{f.metadata['help']} ({shown})", **extra)
+    parser.add_argument("--resume", metavar="RUN", help="go on with this run from its newest checkpoint")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, train nothing")
+    given = vars(parser.parse_args(argv))
+    resume, dry_run = given.pop("resume"), given.pop("dry_run")
+    if resume is None:
+        return resolve(Config(**given)), None, dry_run
+    return _resumed_config(Path(resume), given), Path(resume), dry_run
+
+
+def _resumed_config(run_dir: Path, given: dict) -> Config:
+    """Return the run's own configuration. Only --steps may be given anew, to train longer."""
+    try:
+        stored = Config(**json.loads((run_dir / "config.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"--resume {run_dir}: no readable config.json there ({error}); name the folder of a run") from error
+    changed = [name for name in given if name not in ("steps", "run_dir") and given[name] != getattr(stored, name)]
+    if changed:
+        raise UsageError(f"{flag(changed[0])} {given[changed[0]]}: the run has {getattr(stored, changed[0])}; "
+                         "a resumed run keeps its settings, only --steps may change")  # fmt: skip
+    latest_checkpoint(run_dir)
+    return dataclasses.replace(stored, run_dir=str(run_dir), steps=given.get("steps", stored.steps))
+
+
+def resolve(config: Config) -> Config:
+    """Fill in what is None by the model and the machine, and refuse what cannot work. Raises UsageError."""
+    model = config.model or ("Qwen/Qwen2.5-3B-Instruct" if torch.cuda.is_available() else "tiny")
+    defaults = {**(TINY if model == "tiny" else LANGUAGE_MODEL), "model": model, "run_dir": f"runs/{config.task}"}
+    config = dataclasses.replace(config, **{k: v for k, v in defaults.items() if getattr(config, k) is None})
+    for name, (holds, words) in RULES.items():
+        value = getattr(config, name)
+        if value is not None and not holds(value):
+            raise UsageError(f"{flag(name)} {value} must be {words}")
+    if not config.failure_reward + 7 * config.milestone_reward < -1:
+        raise UsageError(f"--failure-reward {config.failure_reward} with --milestone-reward {config.milestone_reward} "
+                         "lets a failed program earn more than -1, the worst valid score: lower it")  # fmt: skip
+    parts = int(os.environ.get("WORLD_SIZE", 1)) * config.minibatches
+    if config.batch_size % parts:
+        raise UsageError(f"--batch-size {config.batch_size} must divide by world size x --minibatches = {parts}; "
+                         f"take {parts * max(1, config.batch_size // parts)}")  # fmt: skip
+    return config
+
+
+POSITIVE = (lambda x: 0 < x < float("inf"), "positive")
+FRACTION = (lambda x: 0 <= x <= 1, "between 0 and 1")
+NOT_NEGATIVE = (lambda x: 0 <= x < float("inf"), "zero or more")
+RULES = {
+    **dict.fromkeys(("demonstrations", "steps", "batch_size", "temperature", "max_prompt_tok", "max_new_tok"), POSITIVE),
+    **dict.fromkeys(("sample_batch", "sandboxes", "time_limit_s", "memory_gib", "learning_rate"), POSITIVE),
+    **dict.fromkeys(("epochs", "minibatches", "clip_eps", "value_clip_eps", "kl_target", "max_grad_norm"), POSITIVE),
+    **dict.fromkeys(("value_learning_rate", "duration_cap", "micro_batch_tok", "threads", "save_every"), POSITIVE),
+    **dict.fromkeys(("improve_frac", "gamma", "gae_lambda"), FRACTION),
+    **dict.fromkeys(("milestone_reward", "no_model_penalty", "repetition_penalty", "value_coef", "entropy_coef"), NOT_NEGATIVE),
+    **dict.fromkeys(("kl_coef", "warmup_steps", "value_detach_steps", "seed"), NOT_NEGATIVE),
+}
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def usage_error(message: str):
+    raise UsageError(message)

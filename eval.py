@@ -1,0 +1,193 @@
+"""Compare the starting and the trained policy of a run under one protocol.
+
+    python eval.py runs/random-pizza --samples 128
+
+Both policies write n programs from the same prompts with the same random numbers. Each program is run against the reward
+split ("val"); those that are valid there are run once more against the private test split. The best of k is chosen by its
+score on val and reported by its score on test. A failed program has no score: if all k fail, the score of a constant
+prediction is counted. Writes <run>/eval.json, <run>/selected.py, <run>/curves.png and prints a table.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from checkpoint import UsageError, latest_checkpoint, load_secret, write_atomically
+from config import Config, usage_error
+from model import Policy, load_policy
+from rollout import Collector, ImprovementPool
+from sandbox import Sandbox
+from tasks import InvalidSubmission, Task
+from train import build_collector, init_processes, load_run_task
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Return the unbiased probability that one of k programs is valid when c of n were (Codex, 2107.03374).
+
+    Raises ValueError for k > n.
+    """
+    if not 0 < k <= n or not 0 <= c <= n:
+        raise ValueError(f"pass@{k} needs 0 < k <= n and 0 <= c <= n; n is {n}, c is {c}")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def expected_best_of_k(chosen_by: list[float], reported: list[float], k: int) -> float:
+    """Return E[reported score of the sample that is best by `chosen_by` among k of n], exactly.
+
+    Σ_i s_(i) C(i-1, k-1) / C(n, k), s the reported scores in ascending order of chosen_by. Ties are kept in the order given.
+    Raises ValueError for k > n.
+    """
+    n = len(chosen_by)
+    if not 0 < k <= n:
+        raise ValueError(f"best of {k} needs at least that many samples; there are {n}")
+    order = sorted(range(n), key=lambda i: chosen_by[i])
+    return sum(reported[i] * math.comb(rank, k - 1) for rank, i in enumerate(order)) / math.comb(n, k)
+
+
+def run_on_test(sandbox: Sandbox, task: Task, programs: list[str | None]) -> list[float | None]:
+    """Return each program's raw score on the private test split; None where there is none."""
+    futures = [
+        None if p is None else sandbox.submit(p, task.public_dir, time_limit_s=task.time_limit_s, seed=0) for p in programs
+    ]
+    return [None if future is None else _grade(task, future.result()) for future in futures]
+
+
+def _grade(task: Task, execution) -> float | None:
+    if execution.status == "infra_error":
+        raise RuntimeError("the sandbox failed twice on one program (see its stderr above): run eval.py again")
+    if execution.status != "ok" or execution.submission is None:
+        return None
+    try:
+        return task.grade(execution.submission)
+    except InvalidSubmission:
+        return None
+
+
+def evaluate_policy(policy: Policy, collector: Collector, test_task: Task | None, n: int) -> tuple[dict, str | None]:
+    """Return the statistics of n programs on val (and test), and the program that is best on val."""
+    episodes = collector.collect(policy, range(n))
+    task, programs = collector.task, [e.program for e in episodes]
+    result = {"n": len(episodes)}
+    val = [e.reward.score for e in episodes]
+    # Penalised programs (a constant, no model) may not be chosen: reward, not score, orders the samples.
+    order = [e.reward.total for e in episodes]
+    result["val"] = summarise(task, order, val)
+    if test_task is not None:
+        kept = [p if score is not None else None for p, score in zip(programs, val, strict=True)]
+        result["test"] = summarise(task, order, run_on_test(collector.sandbox, test_task, kept))
+    best = max(range(len(episodes)), key=lambda i: order[i], default=None)
+    return result, programs[best] if best is not None and val[best] is not None else None
+
+
+def summarise(task: Task, order: list[float], scores: list[float | None]) -> dict:
+    """Return valid fraction, mean, median and best of the valid scores, and the expected best of k."""
+    n, valid = len(scores), [s for s in scores if s is not None]
+    filled = [task.baseline if s is None else s for s in scores]
+    ks = [k for k in (2**i for i in range(20)) if k < n] + [n]
+    chosen = filled[max(range(n), key=lambda i: order[i])]
+    return {
+        "valid_frac": len(valid) / n,
+        "mean": statistics.fmean(valid) if valid else None,
+        "median": statistics.median(valid) if valid else None,
+        "best": chosen,
+        "best_of_k": {str(k): expected_best_of_k(order, filled, k) for k in ks},
+        "valid_at_k": {str(k): pass_at_k(n, len(valid), k) for k in ks},
+    }
+
+
+def table(result: dict) -> str:
+    """Lay the two policies out side by side."""
+    start, trained = result["start"], result["trained"]
+    what = f"{result['task']} ({result['data']} data), {result['metric']}"
+    lines = [
+        f"{what}, {start['n']} programs each, temperature {result['temperature']}",
+        f"{'':24s} {'start':>9s} {'trained':>9s}",
+    ]
+    for split in [s for s in ("val", "test") if s in start]:
+        a, b = start[split], trained[split]
+        rows = [("valid", "valid_frac"), ("mean of valid", "mean"), ("median of valid", "median"), ("chosen by val", "best")]
+        lines += [_row(f"{split} {label}", a[key], b[key]) for label, key in rows]
+        shared = [k for k in a["best_of_k"] if k in b["best_of_k"]]
+        lines += [_row(f"{split} best of {k}", a["best_of_k"][k], b["best_of_k"][k]) for k in shared]
+    return "\n".join(lines)
+
+
+def _row(label: str, a: float | None, b: float | None) -> str:
+    return f"{label:24s} " + " ".join("        –" if x is None else f"{x:9.4f}" for x in (a, b))
+
+
+def plot_curves(run_dir: Path) -> Path:
+    """Draw <run>/curves.png from metrics.jsonl: reward, valid fraction, mean Δt, milestone frequencies."""
+    import matplotlib  # here, since only this function needs it and it takes a second to import
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = [r["step"] for r in records]
+    figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex=True, layout="constrained")
+    panels = (("reward/mean", "mean reward"), ("rollout/valid_frac", "valid fraction"), ("duration/mean_s", "mean Δt (s)"))
+    for axis, (key, label) in zip(axes.flat, panels, strict=False):
+        axis.plot(steps, [r[key] for r in records])
+        axis.set_title(label)
+    for key in [k for k in records[0] if k.startswith("milestone/") and k != "milestone/mean"]:
+        axes[1, 1].plot(steps, [r[key] for r in records], label=key.removeprefix("milestone/"))
+    axes[1, 1].set_title("share of programs that reach a milestone")
+    axes[1, 1].legend(fontsize=7)
+    for axis in axes[1]:
+        axis.set_xlabel("step")
+    path = run_dir / "curves.png"
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path
+
+
+def evaluate_run(run_dir: Path, samples: int, split: str) -> dict:
+    """Evaluate both policies of a run; write eval.json, selected.py and curves.png."""
+    try:
+        config = Config(**json.loads((run_dir / "config.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{run_dir} has no readable config.json ({error}); name the folder of a run") from error
+    checkpoint = latest_checkpoint(run_dir)
+    init_processes(config)
+    val_task = load_run_task(config, run_dir, "reward")
+    test_task = load_run_task(config, run_dir, "test") if split == "test" else None
+    result = {"task": val_task.name, "data": val_task.data, "metric": val_task.metric, "temperature": config.temperature}
+    with Sandbox(config.sandboxes or os.cpu_count(), memory_gib=config.memory_gib) as sandbox:
+        collector = build_collector(config, val_task, sandbox, load_secret(run_dir), ImprovementPool())
+        collector = replace(collector, seed=f"{config.seed}/eval", improve_frac=0.0)
+        for name, directory in (("start", run_dir / "step_0"), ("trained", checkpoint)):
+            print(f"{name}: {samples} programs from {directory} ...", flush=True)
+            result[name], selected = evaluate_policy(load_policy(str(directory)), collector, test_task, samples)
+    write_atomically(run_dir / "eval.json", json.dumps(result, indent=2) + "\n")
+    print(f"\nThe trained policy's program that is best on val:\n\n{selected or '(none is valid)'}")
+    if selected:
+        write_atomically(run_dir / "selected.py", selected)
+    print(f"{table(result)}\n\ncurves: {plot_curves(run_dir)}\nall numbers: {run_dir / 'eval.json'}")
+    return result
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.error = usage_error
+    parser.add_argument("run", type=Path, help="folder of a run")
+    parser.add_argument("--samples", type=int, default=128, help="programs per policy (128)")
+    parser.add_argument("--split", choices=("val", "test"), default="test", help="val leaves the private split alone (test)")
+    args = parser.parse_args(argv)
+    if args.samples < 1:
+        raise UsageError(f"--samples {args.samples} must be positive")
+    evaluate_run(args.run, args.samples, args.split)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UsageError as error:
+        print(f"eval.py: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,387 @@
+"""Put milestone prints into a program, and read them back from its output.
+
+A failed program earns a little for each step it completed, so that a policy whose programs all fail has something to
+climb. After each step a statement is inserted that writes the line `<token> DATA_LOADED`; the token is drawn after the
+program was written, so printing the word is worth nothing.
+
+    instrumented, accepted = instrument(program, token)      # program -> program
+    reached(execution.stdout, token)                         # output -> ["IMPORTS_DONE", "DATA_LOADED", ...]
+
+What is covered: the inserted statements only write; all else is the author's own text and the same syntax tree, with
+its line numbers (each print that follows a whole loop or `if` adds a line). Any text is taken: what does not compile,
+or cannot be instrumented safely, comes back as it is.
+What is not: steps are known by the names of calls, so a step done in an unusual way has no milestone; a running program
+can read the token from its own source; one that closed file descriptor 1 fails at the next print.
+"""
+
+import ast
+import hashlib
+import re
+import secrets
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+MILESTONES = ("IMPORTS_DONE", "DATA_LOADED", "FEATURES_BUILT", "MODEL_BUILT", "TRAINING_COMPLETE", "PREDICTION_DONE",
+              "SUBMISSION_SAVED")  # fmt: skip
+IMPORTS, DATA, FEATURES, MODEL, TRAINING, PREDICTION, SAVED = MILESTONES
+
+# A step is complete at its last statement before the first one of these; a sample submission read at the end, or a
+# second model, must not move the milestone behind the work of later steps.
+ENDS_AT = {IMPORTS: {DATA, TRAINING}, DATA: {TRAINING}, FEATURES: {TRAINING}, MODEL: {TRAINING},
+           TRAINING: {PREDICTION}, PREDICTION: {SAVED}, SAVED: set()}  # fmt: skip
+
+CALLS = {
+    DATA: r"read(_\w+|lines?)?|load|loads|loadtxt|genfromtxt|load_dataset|reader|DictReader|imread",
+    FEATURES: r"(fit_)?transform|fit_resample|get_dummies|fillna|drop(na|_duplicates)?|concat(enate)?|[hv]stack|"
+    r"column_stack|merge|map|apply|replace|astype|factorize|assign|train_test_split|to_numpy|(as)?array|from_numpy",
+    MODEL: r"(?!Dummy)[A-Z]\w*(Classifier|Regressor|Regression|Analysis|Forest|NB|SV[CR]|CV)|Linear\w*|\w*Ridge|"
+    r"\w*Lasso|ElasticNet|Perceptron|CatBoost|Pipeline|make_pipeline|Sequential|AutoModel\w*",
+    TRAINING: r"fit_predict|train|backward|cross_val\w*|lstsq|minimize|curve_fit|polyfit",
+    PREDICTION: r"predict\w*|fit_predict|cross_val_predict|decision_function|forward|polyval",
+    SAVED: r"to_csv|write_csv|savetxt|writerows?|write|write_text",
+}
+CALLS = {step: re.compile(pattern) for step, pattern in CALLS.items()}
+NOT_A_MODEL = re.compile(  # fitting one of these is building features; a Dummy predicts a constant
+    r"Dummy\w+|\w*(Vectorizer|Scaler|Encoder|Imputer|Transformer|Binarizer|Normalizer|Discretizer|Tokenizer|PCA|SVD|"
+    r"NMF|Features|Selector|Threshold|Union)|Select\w+"
+)
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+WITHS = (ast.With, ast.AsyncWith)
+TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))  # TryStar: since Python 3.11
+COMPOUND = (*LOOPS, *WITHS, *TRIES, ast.If, ast.Match, ast.ClassDef)
+REPEATED = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
+
+
+# markers
+
+
+def new_token(seed: str | None = None) -> str:
+    """Return a token of 16 hex digits: random, or derived from seed, which must hold something programs cannot know."""
+    if seed is None:
+        return secrets.token_hex(8)
+    return hashlib.sha256(seed.encode()).hexdigest()[:16]
+
+
+def marker(milestone: str, token: str) -> str:
+    """Return the statement that prints one milestone.
+
+    It writes to the file descriptor: programs shadow print, replace, redirect or detach sys.stdout, and buffer. The
+    line breaks on both sides keep the marker a line of its own after output that has no newline yet.
+    """
+    return f'__import__("os").write(1, b"\\n{token} {milestone}\\n")'
+
+
+def reached(output: str, token: str) -> list[str]:
+    """Return the distinct milestones printed in output, in the order of MILESTONES.
+
+    Only whole lines count, so a quoted source line does not. Output that was cut (the sandbox keeps head and tail) has
+    lost the milestones of the part that was dropped.
+    """
+    found = set(re.findall(rf"^{re.escape(token)} (\w+)\r?$", output, flags=re.MULTILINE))
+    return [milestone for milestone in MILESTONES if milestone in found]
+
+
+def strip_markers(output: str, token: str) -> str:
+    """Return output as the program alone would have printed it."""
+    return re.sub(rf"\n{re.escape(token)} (?:{'|'.join(MILESTONES)})\n", "", output)
+
+
+# acceptance
+
+
+def parse(program: str) -> ast.Module | None:
+    """Return the syntax tree of a program, or None if it does not compile."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "invalid escape sequence" is the program's matter
+            tree = ast.parse(program)
+            compile(program, "program", "exec", dont_inherit=True)  # finds a late `from __future__`, a stray return
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # null bytes; nested too deep
+        return None
+    return tree
+
+
+def strip_prints(tree: ast.Module, token: str) -> ast.Module:
+    """Remove, in place, the statements that marker() writes with this token; return the tree."""
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):  # a lambda's body is an expression
+                setattr(node, name, [statement for statement in block if not is_marker(statement, token)])
+    return tree
+
+
+def is_marker(statement: ast.stmt, token: str) -> bool:
+    """Tell whether a statement is one of marker()'s, however it is formatted."""
+    match statement:
+        case ast.Expr(ast.Call(args=[_, ast.Constant(bytes() as line)])):
+            milestone = line.decode(errors="replace").removeprefix(f"\n{token} ").removesuffix("\n")
+            expected = ast.parse(marker(milestone, token)).body[0] if milestone in MILESTONES else None
+            return expected is not None and ast.dump(statement) == ast.dump(expected)
+    return False
+
+
+def same_program(original: str, instrumented: str, token: str) -> bool:
+    """Tell whether instrumented is the original but for marker statements, compared as syntax trees.
+
+    A marker that opens a module, function or class is refused: it completes no step and would unseat a docstring.
+    """
+    before, after = parse(original), parse(instrumented)
+    if before is None or after is None:
+        return False
+    try:
+        bodies = [node.body for node in ast.walk(after) if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS))]
+        if any(is_marker(statement, token) for body in bodies for statement in body[:1]):
+            return False
+        return ast.dump(before) == ast.dump(strip_prints(after, token))
+    except RecursionError:
+        return False
+
+
+def instrument(program: str, token: str, propose: Callable[[str, str], str] | None = None) -> tuple[str, bool]:
+    """Return the instrumented program and whether propose's version was accepted.
+
+    propose(program, token) may be a language model; what it returns counts only if it is the same program. Otherwise
+    the syntax tree decides where to print, as it does without propose.
+    """
+    proposal = (propose or instrument_ast)(program, token)
+    if same_program(program, proposal, token):
+        return proposal, True
+    return instrument_ast(program, token), False
+
+
+def instrument_ast(program: str, token: str) -> str:
+    """Insert a print after each step found in the syntax tree; return the program unchanged where that is not safe."""
+    if not token.isalnum():
+        raise ValueError(f"token {token!r} must be letters and digits: use new_token()")
+    tree = parse(program)
+    if tree is None:
+        return program
+    try:
+        facts = gather_facts(tree)
+        places = [(place, step) for step in MILESTONES for place in find_places(tree.body, step, facts)]
+    except RecursionError:  # a legal program may nest deeper than Python code can follow
+        return program
+    instrumented = insert(program, places, token)
+    return instrumented if same_program(program, instrumented, token) else program
+
+
+def insert(program: str, places: list[tuple[ast.stmt, str]], token: str) -> str:
+    """Return the program with the markers of each step after its statement, in the order given.
+
+    After a simple statement they share its line (`x = f(); <marker>  # comment`), which needs no indentation and keeps
+    line numbers; after a compound one they get a line of their own.
+    """
+    markers = defaultdict(list)
+    for statement, step in places:
+        markers[statement].append(marker(step, token))
+    source = program.encode()  # columns of the syntax tree count UTF-8 bytes
+    newline = (re.search(rb"\r\n|\n|\r", source) or [b"\n"])[0]
+    lines = re.findall(rb"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+\Z", source)  # as Python's tokenizer splits them
+    edits = []
+    for statement, texts in markers.items():
+        row, column, text = statement.end_lineno - 1, statement.end_col_offset, "; ".join(texts).encode()
+        separator = b"; "
+        if isinstance(statement, COMPOUND):
+            column = len(lines[row].rstrip(b"\r\n"))
+            separator = newline + lines[statement.lineno - 1][: statement.col_offset]
+        edits.append((row, column, -statement.col_offset, separator + text))
+    for row, column, _, text in sorted(edits, reverse=True):  # from the end; of blocks that end together, outer first
+        lines[row] = lines[row][:column] + text + lines[row][column:]
+    return b"".join(lines).decode()
+
+
+# where the steps are
+
+
+@dataclass
+class Facts:
+    """What finding steps needs to know about the whole program. Variables are dotted names, such as `self.model`."""
+
+    functions: dict[str, list[ast.stmt]]  # body of each local function or method, and under its class's name __init__'s
+    calls: Counter  # how often each name is called
+    transformers: set[str]  # variables that hold a vectoriser, a scaler and the like
+    fitted: set[str]  # other variables whose .fit is called
+    models: set[str]  # variables that hold a model
+    model_classes: set[str]  # local classes that predict
+    function_steps: dict[str, set[str]] = field(default_factory=dict)
+
+
+def find_steps(program: str) -> set[str]:
+    """Return the milestones whose steps the program does anywhere but in functions that it never calls."""
+    tree = parse(program)
+    try:
+        return set() if tree is None else block_steps(tree.body, gather_facts(tree))
+    except RecursionError:
+        return set()
+
+
+def gather_facts(tree: ast.Module) -> Facts:
+    """Collect functions, calls and the variables that hold models or transformers."""
+    nodes = list(ast.walk(tree))
+    functions = {node.name: node.body for node in nodes if isinstance(node, FUNCTIONS) and node.name != "__init__"}
+    calls = Counter(last_name(node.func) for node in nodes if isinstance(node, ast.Call))
+    receivers, assigned, model_classes = defaultdict(set), defaultdict(set), set()  # variables by method, by maker
+    for node in nodes:
+        match node:
+            case ast.Call(ast.Attribute(value=value, attr=method)):
+                receivers[method].add(dotted(value))
+            case ast.Assign(targets=[target], value=ast.Call(func)) if dotted(target):
+                assigned[last_name(func)].add(dotted(target))
+            case ast.ClassDef(name=name, body=body):
+                methods = {method.name: method.body for method in body if isinstance(method, FUNCTIONS)}
+                functions |= {name: methods["__init__"]} if "__init__" in methods else {}
+                model_classes |= {name} if methods.keys() & {"forward", "predict", "predict_proba"} else set()
+    predicting = set().union(*(receivers[method] for method in receivers if CALLS[PREDICTION].fullmatch(method)))
+    transformers = (receivers["transform"] | receivers["fit_transform"]) - predicting
+    models = set()
+    for maker, variables in assigned.items():
+        transformers |= variables if NOT_A_MODEL.fullmatch(maker) else set()
+        models |= variables if CALLS[MODEL].fullmatch(maker) or maker in model_classes else set()
+    fitted = receivers["fit"] - transformers - {""}
+    facts = Facts(functions, calls, transformers - {""}, fitted, models, model_classes)
+    for _ in range(8):  # a function does the steps of those it calls, which call others; deeper ones are left out
+        facts.function_steps = {name: block_steps(body, facts) for name, body in functions.items()}
+    return facts
+
+
+def find_places(block: list[ast.stmt], step: str, facts: Facts) -> list[ast.stmt]:
+    """Return the statements of a block after which a step is complete: one, or one in each branch that does it."""
+    steps = [block_steps([statement], facts) for statement in block]
+    doing = [i for i, found in enumerate(steps) if step in found]
+    if step == FEATURES:  # before any data, an assignment such as os.environ["X"] = "1" is no feature
+        doing = [i for i in doing if i >= next((j for j, found in enumerate(steps) if DATA in found), 0)]
+    if not doing:
+        return []
+    end = next((i for i, found in enumerate(steps) if found & ENDS_AT[step]), len(block))
+    earlier = [i for i in doing if i < end]
+    chosen = earlier[-1] if earlier else doing[0]
+    statement = block[chosen]
+
+    inner = [find_places(branch, step, facts) for branch in branches(statement, step, facts)]
+    is_last = not any(found in MILESTONES[MILESTONES.index(step) + 1 :] for found in steps[chosen])
+    is_detour = is_last and len(earlier) > 1 and not all(inner)  # `if small: df = df.fillna(0)` after other features
+    places = [place for found in inner for place in found]
+    # nothing can follow `return model.fit(X, y)` but the statement that called
+    is_returned = not isinstance(statement, COMPOUND) and any(isinstance(place, ast.Return) for place in places)
+    return [statement] if not places or is_detour or is_returned else places
+
+
+def branches(statement: ast.stmt, step: str, facts: Facts) -> list[list[ast.stmt]]:
+    """Return the blocks of a statement that are worth looking into. Loops are not: a print inside would repeat."""
+    match statement:
+        case ast.If(body=body, orelse=orelse):
+            return [body, orelse]
+        case ast.Match(cases=cases):
+            return [case.body for case in cases]
+        case _ if isinstance(statement, TRIES):
+            done = statement.body + statement.orelse + statement.finalbody
+            return [done, *(handler.body for handler in statement.handlers)]
+        case _ if isinstance(statement, WITHS):  # a file opened for writing is complete when it is closed
+            opened = any(step in node_steps(node, facts) for item in statement.items for node in ast.walk(item))
+            return [] if opened else [statement.body]
+        case _ if isinstance(statement, COMPOUND):
+            return []
+    # a call of a local function that is called only here: main()
+    nodes = list(executed([statement]))
+    names = [last_name(node.func) for node in nodes if isinstance(node, ast.Call) and step in node_steps(node, facts)]
+    repeated = len(names) != 1 or facts.calls[names[0]] > 1 or any(isinstance(node, REPEATED) for node in nodes)
+    if repeated or names[0] in facts.model_classes or step not in facts.function_steps.get(names[0], ()):
+        return []
+    return [facts.functions[names[0]]]
+
+
+def block_steps(block: list[ast.stmt], facts: Facts) -> set[str]:
+    """Return the steps that running a block does."""
+    return set().union(*(node_steps(node, facts) for node in executed(block)))
+
+
+def executed(block: list[ast.stmt]) -> Iterator[ast.AST]:
+    """Yield the nodes that run when a block runs: all but the functions defined in it."""
+    stack = list(block)
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, FUNCTIONS):
+            yield node
+            stack += ast.iter_child_nodes(node)
+
+
+def node_steps(node: ast.AST, facts: Facts) -> set[str]:
+    """Return the steps that a single node does: an import, an assignment or a call."""
+    match node:
+        case ast.Import() | ast.ImportFrom():
+            return set() if getattr(node, "module", None) == "__future__" else {IMPORTS}
+        case ast.Assign() | ast.AugAssign() | ast.AnnAssign():
+            return assignment_steps(node, facts)
+        case ast.Call(func=func):
+            is_local = isinstance(func, ast.Name) and func.id in facts.functions.keys() - facts.model_classes
+            known = set() if is_local else call_steps(node, facts)
+            return known or facts.function_steps.get(last_name(func), set())
+    return set()
+
+
+def assignment_steps(node: ast.Assign | ast.AugAssign | ast.AnnAssign, facts: Facts) -> set[str]:
+    """Take `X = df[columns]`, if it does nothing else, as features, `model = Anything()` as a model if fitted."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    nodes = [part for part in ast.walk(node) if part is not node]
+    if isinstance(node.value, ast.Call) and any(dotted(target) in facts.fitted for target in targets):
+        return {MODEL}
+    if any(isinstance(part, ast.Subscript) for part in nodes) and not any(node_steps(part, facts) for part in nodes):
+        return {FEATURES}
+    return set()
+
+
+def call_steps(call: ast.Call, facts: Facts) -> set[str]:
+    """Return the steps that the name of a called function or method tells."""
+    name, receiver = last_name(call.func), getattr(call.func, "value", None)
+    if name in ("fit", "partial_fit"):
+        maker = last_name(receiver.func) if isinstance(receiver, ast.Call) else ""
+        return {FEATURES if dotted(receiver) in facts.transformers or NOT_A_MODEL.fullmatch(maker) else TRAINING}
+    if name == "open":
+        return open_steps(call)
+    steps = {step for step, pattern in CALLS.items() if pattern.fullmatch(name)}
+    if name == "train":  # lightgbm.train(parameters, data) does both; torch's model.train() is a switch
+        return {MODEL, TRAINING} if len(call.args) + len(call.keywords) > 1 else set()
+    if name in facts.model_classes:
+        steps.add(MODEL)
+    if dotted(call.func) in facts.models:  # torch: model(x)
+        steps.add(PREDICTION)
+    if SAVED in steps and not is_submission(call, name):
+        steps.discard(SAVED)
+    return steps
+
+
+def open_steps(call: ast.Call) -> set[str]:
+    """Reading a file is loading data; opening one for writing saves the submission, unless it is named otherwise."""
+    values = [*call.args[:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    modes = [v.value for v in values if isinstance(v, ast.Constant) and re.fullmatch("[rwaxbt+]{1,3}", str(v.value))]
+    if not modes or "r" in modes[-1]:
+        return {DATA}
+    return {SAVED} if is_submission(call, "open") else set()
+
+
+def is_submission(call: ast.Call, name: str) -> bool:
+    """Tell whether a writing call may write the submission: its path is not spelled out, or says so."""
+    if name in ("write", "writerow", "writerows", "write_text"):
+        return not dotted(getattr(call.func, "value", None)).startswith("sys.std")
+    path = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg in ("path_or_buf", "file"))]
+    texts = [str(part.value) for value in path for part in ast.walk(value) if isinstance(part, ast.Constant)]
+    return bool(path) and (not texts or any("submission" in text.lower() for text in texts))
+
+
+def last_name(node: ast.expr) -> str:
+    """Return `read_csv` for `pd.read_csv`."""
+    return getattr(node, "attr", None) or getattr(node, "id", "")
+
+
+def dotted(node: ast.AST | None) -> str:
+    """Return `self.model` for the node of self.model, "" for anything but names and attributes."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""

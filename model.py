@@ -1,0 +1,132 @@
+"""The networks: a policy (causal language model + value head on the same backbone), its frozen copy, loading and saving.
+
+One forward gives logits and values. A checkpoint is an ordinary Hugging Face directory (so that
+`AutoModelForCausalLM.from_pretrained(dir)` loads the policy) with `value_head.safetensors` beside it.
+
+Letters: B episodes, T tokens, V vocabulary, D hidden.
+"""
+
+import copy
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+VALUE_HEAD_FILE = "value_head.safetensors"
+
+
+class Policy(nn.Module):
+    """Language model and value head over one backbone.
+
+    Always in eval mode: dropout would make the log-probabilities of the update differ from those of the sampler.
+    """
+
+    def __init__(self, lm: nn.Module, tokenizer):
+        super().__init__()
+        self.lm, self.tokenizer = lm, tokenizer
+        # Zero at the start: the first values are the running mean of the returns, and no value gradient reaches the backbone.
+        self.value_head = nn.Linear(lm.config.hidden_size, 1)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+        # The head predicts normalised returns; V = value_mean + value_std * head (ppo.update_value_statistics moves them).
+        self.register_buffer("value_mean", torch.zeros(()))
+        self.register_buffer("value_std", torch.ones(()))
+        self.eval()
+
+    def forward(self, tokens: torch.Tensor, *, detach_value: bool = False, **lm_inputs):
+        """Return logits (B, T, V) and normalised values (B, T) at every position of tokens (B, T).
+
+        Position t predicts token t+1. `detach_value` stops the value gradient at the backbone; `lm_inputs` (cache,
+        attention_mask, position_ids) go to the language model as they are.
+        """
+        hidden = self.lm.base_model(tokens, **lm_inputs).last_hidden_state  # (B, T, D)
+        logits = self.lm.get_output_embeddings()(hidden)  # (B, T, V)
+        value_input = hidden.detach() if detach_value else hidden
+        values = self.value_head(value_input.float()).squeeze(-1)  # (B, T)
+        return logits, values
+
+    @property
+    def device(self) -> torch.device:
+        return self.value_head.weight.device
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Token ids that end a response: those of the generation config, and the tokenizer's end of sequence."""
+        configured = self.lm.generation_config.eos_token_id
+        ids = configured if isinstance(configured, list) else [configured]
+        return tuple(sorted({i for i in [*ids, self.tokenizer.eos_token_id] if i is not None}))
+
+
+def build_tiny(tokenizer: PreTrainedTokenizerFast, seed: int) -> Policy:
+    """Build an untrained Qwen2-architecture policy of about 1 M parameters for the given tokenizer."""
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Policy(Qwen2ForCausalLM(config), tokenizer)
+
+
+def load_policy(name_or_dir: str, device: str = "cpu") -> Policy:
+    """Load a Hugging Face causal LM (hub name or directory), with its value head where the directory has one.
+
+    Weights are fp32 on a CPU and bf16 on a GPU. Raises ValueError with one line when nothing loadable is there.
+    """
+    transformers.utils.logging.disable_progress_bar()  # it would run for milliseconds, at every load
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    try:
+        tokenizer = load_tokenizer(name_or_dir)
+        lm = AutoModelForCausalLM.from_pretrained(name_or_dir, dtype=dtype)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0][:160]
+        raise ValueError(
+            f"--model {name_or_dir}: not 'tiny', and no causal language model could be loaded from there ({reason})"
+        ) from error
+    policy = Policy(lm, tokenizer)
+    head = Path(name_or_dir) / VALUE_HEAD_FILE
+    if head.exists():
+        state = load_file(head)
+        policy.value_head.load_state_dict({"weight": state["weight"], "bias": state["bias"]})
+        policy.value_mean.copy_(state["value_mean"])
+        policy.value_std.copy_(state["value_std"])
+    return policy.to(device)
+
+
+def load_tokenizer(name_or_dir: str):
+    """Load a tokenizer as it was saved.
+
+    AutoTokenizer gives every model of type qwen2 the pre-tokenizer of Qwen2, whatever tokenizer.json says: the tiny policy
+    would read its prompts in pieces that it never saw.
+    """
+    config = Path(name_or_dir) / "tokenizer_config.json"
+    generic = config.is_file() and json.loads(config.read_text()).get("tokenizer_class") == "TokenizersBackend"
+    return (PreTrainedTokenizerFast if generic else AutoTokenizer).from_pretrained(name_or_dir)
+
+
+def save_policy(policy: Policy, directory: Path) -> None:
+    """Write the policy as a Hugging Face directory plus value_head.safetensors. Tied embeddings are stored once."""
+    transformers.utils.logging.disable_progress_bar()
+    policy.lm.save_pretrained(directory)
+    policy.tokenizer.save_pretrained(directory)
+    head = {name: tensor.detach().cpu() for name, tensor in policy.value_head.state_dict().items()}
+    save_file(
+        {**head, "value_mean": policy.value_mean.cpu(), "value_std": policy.value_std.cpu()},
+        Path(directory) / VALUE_HEAD_FILE,
+    )
+
+
+def frozen_copy(policy: Policy) -> Policy:
+    """Copy the policy as it is now: the KL reference. Needs no gradient and shares no tensor with the original."""
+    tokenizer, policy.tokenizer = policy.tokenizer, None  # a tokenizer is read-only: share it instead of copying it
+    try:
+        reference = copy.deepcopy(policy)
+    finally:
+        policy.tokenizer = tokenizer
+    reference.tokenizer = tokenizer
+    return reference.requires_grad_(False)

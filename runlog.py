@@ -1,0 +1,86 @@
+"""What a run writes down: one console line a step, metrics.jsonl, episodes.jsonl, and TensorBoard as a view of them."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+from torch.utils.tensorboard import SummaryWriter
+
+from checkpoint import drop_lines_from
+from instrument import MILESTONES
+from rollout import Episode
+from tasks import Task
+
+HEADER = "  step |  reward | valid |  best | milest |    Δt s |    kl |  clip | entropy |  tok/s |   eta"
+
+
+def episode_metrics(episodes: list[Episode], task: Task) -> dict[str, float]:
+    """Summarise a batch of episodes. Fractions are of all episodes; score metrics of the valid ones."""
+    n = len(episodes)
+    valid = [e for e in episodes if e.reward.score is not None]
+    durations = np.array([e.execution.duration_s for e in episodes])
+    scores = np.array([e.reward.score for e in valid])
+    metrics = {
+        "reward/mean": float(np.mean([e.reward.total for e in episodes])),
+        "reward/std": float(np.std([e.reward.total for e in episodes])),
+        "reward/penalised_frac": sum(bool(e.reward.penalties) for e in episodes) / n,
+        "rollout/valid_frac": len(valid) / n,
+        "rollout/improve_frac": sum(e.kind == "improve" for e in episodes) / n,
+        "rollout/cut_frac": sum(e.finish_reason == "length" for e in episodes) / n,
+        "rollout/no_program_frac": sum(e.program is None for e in episodes) / n,
+        "rollout/distinct_frac": len({e.program for e in episodes}) / n,
+        "rollout/response_tok": float(np.mean([len(e.response_ids) for e in episodes])),
+        "milestone/mean": float(np.mean([len(e.reward.milestones) for e in episodes])),
+        "duration/mean_s": float(durations.mean()),
+        "duration/median_s": float(np.median(durations)),
+        "duration/max_s": float(durations.max()),
+    }
+    if valid:
+        better = scores.max() if task.higher_is_better else scores.min()
+        metrics |= {"rollout/score_mean": float(scores.mean()), "rollout/score_best": float(better)}
+    metrics |= {f"milestone/{name}": sum(name in e.reward.milestones for e in episodes) / n for name in MILESTONES}
+    for status in ("ok", "error", "timeout", "oom", "output_limit"):
+        metrics[f"sandbox/{status}_frac"] = sum(e.execution.status == status for e in episodes) / n
+    return metrics
+
+
+class RunLog:
+    """Writes the records of each step. A resumed run first drops those it will write again."""
+
+    def __init__(self, run_dir: Path, first_step: int, last_step: int):
+        self.first_step, self.last_step, self.started = first_step, last_step, time.monotonic()
+        for name in ("metrics.jsonl", "episodes.jsonl"):
+            drop_lines_from(run_dir / name, first_step + 1)
+        self.metrics = open(run_dir / "metrics.jsonl", "a", buffering=1)  # noqa: SIM115 (open for the whole run)
+        self.episodes = open(run_dir / "episodes.jsonl", "a", buffering=1)  # noqa: SIM115
+        self.board = SummaryWriter(str(run_dir), purge_step=first_step + 1)
+        print(HEADER)
+
+    def write(self, step: int, episodes: list[Episode], metrics: dict[str, float]) -> None:
+        """Write one step; step counts from 1."""
+        self.metrics.write(json.dumps({"step": step, **metrics}) + "\n")
+        for episode in episodes:
+            self.episodes.write(json.dumps({"step": step, **episode.record()}) + "\n")
+        for name, value in metrics.items():
+            self.board.add_scalar(name, value, step)
+        self.board.add_histogram("duration/histogram_s", np.array([e.execution.duration_s for e in episodes]), step)
+        sampled = episodes[0]
+        self.board.add_text("rollout/program", f"reward {sampled.reward.total:.3f}\n\n{_indented(sampled.response)}", step)
+        self.board.flush()
+        print(self._line(step, episodes, metrics), flush=True)
+
+    def _line(self, step: int, episodes: list[Episode], m: dict[str, float]) -> str:
+        per_step = (time.monotonic() - self.started) / (step - self.first_step)
+        tokens = sum(len(e.response_ids) for e in episodes) / (m["time/collect_s"] + m["time/update_s"])
+        eta = int(per_step * (self.last_step - step))
+        best = m.get("rollout/score_best", float("nan"))
+        return (
+            f"{step:6d} | {m['reward/mean']:7.3f} | {m['rollout/valid_frac']:5.0%} | {best:5.3f} | "
+            f"{m['milestone/mean']:6.2f} | {m['duration/mean_s']:7.3f} | {m['policy/kl_ref']:5.2f} | "
+            f"{m['policy/clip_frac']:5.3f} | {m['policy/entropy']:7.3f} | {tokens:6.0f} | {eta // 60:3d}:{eta % 60:02d}"
+        )
+
+
+def _indented(text: str) -> str:
+    return "\n".join("    " + line for line in text.splitlines())  # a code block in TensorBoard's Markdown

@@ -1,0 +1,151 @@
+"""Competitions: what a program is told, the public files it reads, and the hidden labels that grade it.
+
+    task = load_task("random-pizza", Path("runs/demo/public"), "reward", salt=secret)
+    score = task.grade(submission_bytes)          # raw score, or InvalidSubmission with the reason
+    reward = task.normalise(score)                # in [-1, 1], higher is better
+
+Each task is one module with the same few names: NAME, ID, METRIC, SCHEMA, DESCRIPTION, make_twin, read_real,
+public_files, answers, grade. load_task never writes the labels of a split. The agent's train file is the same in both
+splits; the rows to predict are the `reward` split during training and the private `test` split once, at the end.
+"""
+
+import csv
+import difflib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+
+from tasks import hello_world, random_pizza
+from tasks.grading import GraderFault, InvalidSubmission, Metric
+from tasks.task import Schema, Task, twin_generator
+
+__all__ = ["GraderFault", "InvalidSubmission", "Metric", "Schema", "Task", "find_task", "load_task", "task_names"]
+
+TASKS = (hello_world, random_pizza)
+SPLITS = ("reward", "test")
+REWARD_FRACTION, REWARD_MAX_ROWS = 0.15, 4000  # of the public train data, where it is real
+
+
+def task_names() -> list[str]:
+    """Return the names that load_task knows, in a fixed order."""
+    return [task.NAME for task in TASKS]
+
+
+def find_task(name: str) -> ModuleType:
+    """Return the task's module by our name or by MLE-bench's. Raises ValueError with the names and the nearest one."""
+    known = {key: task for task in TASKS for key in (task.NAME, task.ID) if key}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"unknown task {name!r}; the tasks are {', '.join(task_names())}.{hint}")
+
+
+def load_task(
+    name: str,
+    root: Path,
+    split: str,
+    *,
+    seed: int = 0,
+    salt: bytes = b"",
+    rows: int | None = None,
+    data_dir: Path | None = None,
+    time_limit_s: float | None = None,
+) -> Task:
+    """Write the public files of one split to <root>/<split>/ and return the task, with its answers in memory only.
+
+    seed and salt (secret bytes) draw a twin of `rows` training rows; data_dir reads real data in MLE-bench's layout.
+    Calling it again, from several processes too, gives the same bytes. time_limit_s replaces the task's own limit.
+    Raises ValueError for a bad argument, FileNotFoundError for a data_dir without the needed files.
+    """
+    module = find_task(name)
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}: choose from {', '.join(SPLITS)}")
+    train, hidden = make_split(module, split, seed=seed, salt=salt, rows=rows, data_dir=data_dir)
+    public_dir = Path(root).absolute() / split
+    write_public(public_dir, module.public_files(train, hidden))
+    is_bench_data = data_dir is not None
+    return Task(
+        name=module.NAME,
+        description=module.DESCRIPTION,
+        metric=module.METRIC.name,
+        higher_is_better=module.METRIC.higher_is_better,
+        best=module.METRIC.best,
+        worst=module.METRIC.worst,
+        baseline=module.METRIC.baseline,
+        public_dir=public_dir,
+        thresholds=read_published("thresholds.csv", module.ID) if is_bench_data else {},
+        time_limit_s=module.TIME_LIMIT_S if time_limit_s is None else time_limit_s,
+        split=split,
+        data="real" if is_bench_data else module.DATA,
+        schema=module.SCHEMA,
+        answers=module.answers(hidden),
+        grader=module.grade,
+    )
+
+
+def make_split(
+    module: ModuleType, split: str, *, seed: int, salt: bytes, rows: int | None, data_dir: Path | None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the agent's train table and the split's hidden table, labels included, of a twin or of real data."""
+    if data_dir is None:
+        rows = module.TRAIN_ROWS if rows is None else rows
+        if rows < 20:
+            raise ValueError(f"--rows {rows} is too few to learn from: at least 20")
+        train, reward, test = module.make_twin(twin_generator(module.NAME, seed, salt), rows)
+        return train, reward if split == "reward" else test
+    if module.ID is None:
+        raise ValueError(f"{module.NAME} has its data built in: leave --data-dir out")
+    if rows is not None:
+        raise ValueError(f"--rows {rows} sizes a twin: leave it out with --data-dir")
+    public, test = module.read_real(Path(data_dir) / module.ID / "prepared", with_test=split == "test")
+    # A fixed seed: every run, seed and salt must hold out the same rows of the same real data.
+    count = min(round(REWARD_FRACTION * len(public)), REWARD_MAX_ROWS)
+    chosen = np.zeros(len(public), dtype=bool)
+    chosen[np.random.Generator(np.random.PCG64(0)).permutation(len(public))[:count]] = True
+    return public[~chosen], public[chosen] if split == "reward" else test
+
+
+def write_public(directory: Path, files: dict[str, bytes]) -> None:
+    """Put read-only files into a directory, whole or not at all; keep a directory that already holds the same bytes."""
+    if _holds(directory, files):
+        return
+    if directory.exists():
+        strange = sorted({path.name for path in directory.iterdir()} - {Path(name).parts[0] for name in files})
+        if strange:
+            raise ValueError(f"{directory} holds {strange[0]!r}, which is not of this task: choose an empty directory")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    fresh = aside / "new"
+    try:
+        for name, content in files.items():
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+            (fresh / name).write_bytes(content)
+            (fresh / name).chmod(0o444)
+        if directory.exists():
+            os.rename(directory, aside / "old")
+        fresh.chmod(0o755)  # programs may run as another user
+        os.rename(fresh, directory)
+    except OSError:
+        if not _holds(directory, files):  # else another process was faster and wrote the same
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _holds(directory: Path, files: dict[str, bytes]) -> bool:
+    present = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir()}
+    return present == set(files) and all((directory / name).read_bytes() == files[name] for name in files)
+
+
+def read_published(table: str, mle_id: str | None) -> dict[str, float]:
+    """Return one task's row of thresholds.csv or published.csv as numbers; empty if the table has no such row."""
+    with open(Path(__file__).parent / table, newline="") as file:
+        row = next((row for row in csv.DictReader(file) if row.pop("task") == mle_id), {})
+    skipped = ("teams", "metric", "higher_is_better")
+    return {key: float(value) for key, value in row.items() if value and key not in skipped}

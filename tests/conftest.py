@@ -1,0 +1,47 @@
+"""Shared by the tests: one torch thread, a toy model, the twin of random-pizza, and a quickly warm-started tiny policy."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from model import Policy
+from tasks import load_task
+from warmstart import train_tokenizer
+
+ROOT = Path(__file__).parent.parent
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return train_tokenizer(["import pandas as pd\nprint(1)\n```python\n", "Task random-pizza"], 300)
+
+
+@pytest.fixture
+def policy(tokenizer):
+    """A random policy whose value head is not zero."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, initializer_range=0.2,
+        bos_token_id=None, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    policy = Policy(Qwen2ForCausalLM(config), tokenizer)
+    torch.nn.init.normal_(policy.value_head.weight)
+    return policy
+
+
+@pytest.fixture(scope="session")
+def pizza(tmp_path_factory):
+    return load_task("random-pizza", tmp_path_factory.mktemp("pizza"), "reward", salt=b"test")
+
+
+def run_script(*args, env=None, timeout=240) -> subprocess.CompletedProcess:
+    """Run one of our scripts as a user would."""
+    command = [sys.executable, str(ROOT / args[0]), *map(str, args[1:])]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, env={**os.environ, **(env or {})})

@@ -1,0 +1,61 @@
+"""eval.py: unbiased statistics, chosen on one split and reported on the other."""
+
+import itertools
+import random
+import statistics
+from types import SimpleNamespace
+
+import pytest
+
+from eval import expected_best_of_k, pass_at_k, summarise, table
+
+SCORES = [0.0, 0.2, 0.5, 1.0]
+TASK = SimpleNamespace(baseline=0.5)
+
+
+@pytest.mark.parametrize(("n", "c", "k", "value"), [(10, 3, 5, 0.916667), (5, 0, 5, 0.0), (5, 5, 1, 1.0), (4, 1, 4, 1.0)])
+def test_pass_at_k(n, c, k, value):
+    """Case 37."""
+    assert pass_at_k(n, c, k) == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 5), (4, 5, 1), (4, 1, 0)])
+def test_pass_at_k_refuses_what_makes_no_sense(n, c, k):
+    with pytest.raises(ValueError):
+        pass_at_k(n, c, k)
+
+
+@pytest.mark.parametrize(("k", "value"), [(1, 0.425), (2, 0.7), (3, 0.875), (4, 1.0)])
+def test_expected_best_of_k(k, value):
+    assert expected_best_of_k(SCORES, SCORES, k) == pytest.approx(value)
+
+
+def test_best_of_k_is_the_mean_over_all_subsets_of_what_the_chosen_one_scores():
+    rng = random.Random(0)
+    chosen_by, reported = [rng.random() for _ in range(7)], [rng.random() for _ in range(7)]
+    for k in range(1, 8):
+        subsets = itertools.combinations(range(7), k)
+        expected = statistics.fmean(reported[max(s, key=lambda i: chosen_by[i])] for s in subsets)
+        assert expected_best_of_k(chosen_by, reported, k) == pytest.approx(expected)
+    with pytest.raises(ValueError):
+        expected_best_of_k(chosen_by, reported, 8)
+
+
+def test_failed_programs_have_no_score_and_count_as_the_constant_prediction():
+    result = summarise(TASK, [-10.0, 0.2, 0.4, -9.5], [None, 0.6, 0.7, None])
+    assert result["valid_frac"] == 0.5 and result["mean"] == pytest.approx(0.65) and result["best"] == 0.7
+    assert result["best_of_k"]["1"] == pytest.approx((0.5 + 0.6 + 0.7 + 0.5) / 4)
+    assert result["best_of_k"]["4"] == 0.7
+
+
+def test_the_choice_is_made_by_the_reward_not_by_the_reported_split():
+    result = summarise(TASK, [0.1, 0.9], [0.99, 0.6])
+    assert result["best"] == 0.6 and result["best_of_k"]["2"] == 0.6
+
+
+def test_nothing_valid_is_reported_as_such():
+    result = summarise(TASK, [-10.0, -9.0], [None, None])
+    assert result["valid_frac"] == 0 and result["mean"] is None and result["best"] == 0.5
+    one = {"n": 2, "val": result}
+    text = table({"task": "t", "data": "twin", "metric": "auc", "temperature": 0.7, "start": one, "trained": one})
+    assert "–" in text and "twin" in text

@@ -1,0 +1,182 @@
+"""ppo.update: micro-batches, minibatches, ranks and NaNs change nothing that they should not."""
+
+import math
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from toy import NAN, SETTINGS, ToyPolicy, close, parameters, rows_of, sample_experience, updated
+
+import ppo
+
+# update
+
+def test_micro_batches_cover_each_row_once_within_the_budget():
+    lengths = torch.randint(1, 60, (50,), generator=torch.Generator().manual_seed(0)).tolist()
+    for budget in (1, 64, 200, 10_000):
+        groups = ppo.micro_batches(lengths, budget)
+        assert sorted(row for group in groups for row in group) == list(range(50))
+        assert all(len(g) == 1 or len(g) * max(lengths[i] for i in g) <= budget for g in groups)
+    assert [len(ppo.micro_batches([n] * 5, 100)) for n in (95, 20)] == [5, 1]
+    assert ppo.micro_batches([], 100) == []
+
+
+@pytest.mark.parametrize("budget", [1, 15, 30])
+def test_micro_batch_budget_changes_neither_parameters_nor_metrics(budget):  # case 15
+    experience = sample_experience(ToyPolicy())
+    changes = {"epochs": 2, "duration_weight": "mean", "advantage_mode": "isolate"}
+    whole, split = updated(experience, **changes), updated(experience, micro_batch_tok=budget, **changes)
+    close(split[0], whole[0], atol=1e-9)
+    assert whole[1] == pytest.approx(split[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("garbage", [1e6, NAN])
+def test_garbage_under_the_mask_changes_nothing(garbage):  # case 18
+    clean, dirty = (sample_experience(ToyPolicy(), garbage=x) for x in (0.0, garbage))
+    changes = {"epochs": 2, "minibatches": 2, "duration_weight": "mean", "advantage_mode": "isolate"}
+    a, b = (updated(x, generator=torch.Generator().manual_seed(0), **changes) for x in (clean, dirty))
+    assert torch.equal(a[0], b[0]) and a[1] == b[1] and all(map(math.isfinite, b[1].values()))
+
+
+def test_no_input_is_written_to():  # case 18
+    experience = sample_experience(ToyPolicy(), garbage=NAN)
+    before = {name: x.clone() for name, x in vars(experience).items()}
+    updated(experience, epochs=2, minibatches=2, duration_weight="log", duration_cap=1.5, advantage_mode="isolate")
+    for name, x in vars(experience).items():
+        torch.testing.assert_close(x, before[name], equal_nan=True, atol=0, rtol=0)
+
+
+def test_metrics_by_hand():
+    experience = sample_experience(ToyPolicy())
+    mask, metrics = experience.action_mask, updated(experience, duration_weight="mean")[1]
+    kl = ppo.kl_k3(experience.behaviour_logprobs, experience.reference_logprobs)[mask].sum() / 6
+    weights = experience.durations / torch.stack([experience.durations[i::2].mean() for i in (0, 1)]).repeat(3)
+    with torch.no_grad():
+        _, entropy, _ = ppo.evaluate(ToyPolicy(), experience.tokens, mask, .7)
+    advantages, returns = ppo.compute_gae(experience.rewards, experience.values, mask, 1.0, 0.95)
+    expected = {"policy/kl_ref": kl, "duration/weight_max": weights.max(), "policy/entropy": entropy[mask].mean(),
+                "duration/effective_sample_size": weights.sum() ** 2 / weights.square().sum(), "update/skipped": 0,
+                "value/explained_variance": 1 - advantages[mask].var() / returns[mask].var()}
+    for name, x in expected.items():
+        assert metrics[name] == pytest.approx(float(x), abs=1e-6), name
+
+
+def test_update_learns_the_rewarded_token():
+    policy = ToyPolicy()
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.02)
+    tokens, mask = torch.randint(11, (64, 5)), torch.tensor([[0, 1, 1, 1, 1]]).bool().expand(64, 5)
+    for _ in range(15):
+        for t in range(1, 5):
+            tokens[:, t] = torch.multinomial((policy(tokens)[0][:, t - 1] / .7).softmax(-1).detach(), 1)[:, 0]
+        with torch.no_grad():
+            logprobs, _, values = ppo.evaluate(policy, tokens, mask, .7)
+            values = policy.value_std * values + policy.value_mean
+        rewards = torch.zeros(64, 5)
+        rewards[:, -1] = (tokens[:, 1:] == 3).sum(1)
+        experience = ppo.Experience(tokens, mask, logprobs, logprobs, values, rewards, torch.ones(64), torch.zeros(64))
+        settings = {**SETTINGS, "epochs": 4, "minibatches": 2, "value_clip_eps": math.inf}
+        ppo.update(policy, optimizer, experience, **settings)
+    assert (tokens[:, 1:] == 3).float().mean() > .5  # chance is 1 / 11
+
+
+def test_nothing_valid_trains_nothing():
+    experience = sample_experience(ToyPolicy())
+    empty = ppo.Experience(**{**vars(experience), "action_mask": torch.zeros_like(experience.action_mask)})
+    for nothing in (empty, rows_of(experience, slice(0))):
+        after, metrics = updated(nothing, epochs=2, minibatches=2)
+        assert torch.equal(after, parameters(ToyPolicy()))
+        assert all(map(math.isfinite, metrics.values())) and metrics["update/skipped"] == 0
+
+
+def test_more_minibatches_than_episodes_is_fine():
+    after, metrics = updated(sample_experience(ToyPolicy()), minibatches=9)
+    assert after.isfinite().all() and all(map(math.isfinite, metrics.values()))
+
+
+def test_isolate_needs_to_know_who_failed():
+    unknown = ppo.Experience(**{**vars(sample_experience(ToyPolicy())), "failed": None})
+    for changes in ({"advantage_mode": "isolate"}, {"advantage_mode": "apart"}):
+        with pytest.raises(ValueError, match="advantage mode"):
+            updated(unknown, **changes)
+
+
+def test_nan_steps_are_skipped_counted_and_ten_in_a_row_raise():
+    policy, guard = ToyPolicy(), ppo.NonFiniteGuard()
+    optimizer = torch.optim.Adam(policy.parameters())
+    good = sample_experience(policy)
+    rewards = good.rewards.clone()
+    rewards[good.action_mask] = NAN
+    bad = ppo.Experience(**{**vars(good), "rewards": rewards})
+    settings = {**SETTINGS, "epochs": 3, "minibatches": 3, "guard": guard}
+    assert ppo.update(policy, optimizer, bad, **settings)["update/skipped"] == 9
+    assert torch.equal(parameters(policy), parameters(ToyPolicy())) and not optimizer.state
+    assert ppo.update(policy, optimizer, good, **settings)["update/skipped"] == 0 and guard.in_a_row == 0
+    assert parameters(policy).isfinite().all()
+    ppo.update(policy, optimizer, bad, **settings)
+    with pytest.raises(RuntimeError, match="ten updates in a row"):
+        ppo.update(policy, optimizer, bad, **settings)
+
+
+# two ranks
+
+def run_rank(rank, directory):
+    """Everything that two ranks must do together; results go to rank{rank}.pt."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
+    x, mask = torch.tensor([[1.0, 2, 3, 4]]), torch.tensor([[1, 1, 1, 0], [0, 0, 0, 1]]).bool()[rank, None]
+    lone, nobody = torch.tensor([[rank == 0, False]]), torch.zeros(1, 2).bool()
+    result = {"whiten": ppo.masked_whiten(x, mask), "lone": ppo.masked_whiten(torch.tensor([[-10.0, NAN]]), lone),
+              "nobody": ppo.masked_whiten(torch.tensor([[-10.0, NAN]]), nobody),
+              "weights": ppo.duration_weights(torch.tensor([10.0, 30, 60])[rank * 2: rank * 2 + 2], "mean")}
+    with pytest.raises(ValueError, match="positive"):
+        ppo.duration_weights(torch.tensor([1.0, float(rank)]), "mean")  # bad on rank 0 only, refused on both
+    experience, changes = sample_experience(ToyPolicy()), {"duration_weight": "mean", "advantage_mode": "isolate"}
+    result["split"] = updated(rows_of(experience, slice(0, 4) if rank == 0 else slice(4, 6)), **changes)
+    result["idle"] = updated(rows_of(experience, slice(0, 6) if rank == 0 else slice(0)), **changes)
+    lengths = (95,) * 5 if rank == 0 else (20,) * 5  # five micro-batches against one
+    uneven = sample_experience(ToyPolicy(), (1,) * 5, lengths, seed=rank)
+    result["uneven"] = updated(uneven, micro_batch_tok=100, epochs=2, minibatches=2)
+    torch.save(result, f"{directory}/rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("ranks")
+    context = mp.spawn(run_rank, (str(directory),), nprocs=2, join=False)
+    deadline = time.monotonic() + 60
+    while not context.join(timeout=1):
+        if time.monotonic() > deadline:
+            for process in context.processes:
+                process.kill()
+            pytest.fail("two ranks did not finish within 60 s: deadlock")
+    return [torch.load(directory / f"rank{rank}.pt") for rank in range(2)]
+
+
+def test_two_ranks_whiten_together(two_ranks):  # case 6
+    close(two_ranks[0]["whiten"], [[-1.34164, -.44721, .44721, 0]], atol=1e-5)
+    close(two_ranks[1]["whiten"], [[0, 0, 0, 1.34164]], atol=1e-5)
+    for rank in two_ranks:
+        close(rank["lone"], [[0.0, 0.0]])
+        close(rank["nobody"], [[0.0, 0.0]])
+
+
+def test_two_ranks_share_the_mean_duration(two_ranks):  # case 16
+    close(torch.cat([rank["weights"] for rank in two_ranks]), [.3, .9, 1.8])
+
+
+@pytest.mark.parametrize("share", ["split", "idle"])
+def test_two_ranks_take_the_step_of_one(two_ranks, share):  # cases 15, 19
+    after, metrics = updated(sample_experience(ToyPolicy()), duration_weight="mean", advantage_mode="isolate")
+    probes = {"policy/backbone_grad_norm", "value/grad_norm"}  # each rank looks at its own longest episode
+    for rank in two_ranks:
+        close(rank[share][0], after, atol=1e-9)
+        for name in metrics.keys() - (probes if share == "split" else set()):
+            assert rank[share][1][name] == pytest.approx(metrics[name], abs=1e-6), name
+
+
+def test_ranks_with_different_numbers_of_micro_batches_do_not_deadlock(two_ranks):  # case 19
+    a, b = (rank["uneven"] for rank in two_ranks)
+    assert torch.equal(a[0], b[0]) and a[1] == b[1]

@@ -1,0 +1,197 @@
+"""rollout.py: exact sampling, collection that depends on nothing but the index, tensors for the learner."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import ppo
+from prompts import Attempt
+from reward import Reward
+from rollout import Collector, Episode, ImprovementPool, generate, tail_of_output, to_experience
+from sandbox import Execution
+
+PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [40, 41, 42]]
+
+
+def sample(policy, prompt_of, seeds, prompts=PROMPTS, **options):
+    return generate(policy, prompts, prompt_of, seeds, **{"max_new_tok": 12, "temperature": 0.7, **options})
+
+
+def episode(prompt, response, logprobs=None, total=-9.0, finish="stop", index=0, **more):
+    reward = Reward(total=total, score=more.pop("score", None))
+    execution = more.pop("execution", Execution("ok", duration_s=1.0))
+    return Episode(
+        index, "t", "scratch", prompt, response, logprobs or [-0.5] * len(response), finish, 0, "", "x = 1", execution, reward
+    )
+
+
+def test_sampled_logprobs_equal_those_of_a_plain_forward(policy):
+    """Case 8: the ratio before the first optimizer step is 1, for ragged prompts, sampled left-padded, trained right-padded."""
+    rows = [0, 1, 2, 0, 1, 2, 1]
+    generations = sample(policy, rows, list(range(7)))
+    episodes = [episode(PROMPTS[p], g.ids, g.logprobs) for p, g in zip(rows, generations, strict=True)]
+    experience = to_experience(episodes, policy, policy, temperature=0.7, micro_batch_tok=30)
+    logprobs, _, _ = ppo.evaluate(policy, experience.tokens, experience.action_mask, 0.7)
+    ratio = (logprobs - experience.behaviour_logprobs).exp()[experience.action_mask]
+    assert (ratio - 1).abs().max() < 1e-5
+    assert (experience.reference_logprobs - logprobs).abs().max() < 1e-5
+
+
+def test_a_sample_depends_on_its_prompt_and_seed_alone(policy):
+    """Case 20: neither the other rows, nor their number, nor padding change a program."""
+    together = sample(policy, [0, 1, 2, 0], [3, 4, 5, 6])
+    alone = [sample(policy, [0], [s], [PROMPTS[p]])[0] for p, s in zip([0, 1, 2, 0], [3, 4, 5, 6], strict=True)]
+    assert [g.ids for g in together] == [g.ids for g in alone]
+    assert sample(policy, [0], [3], [PROMPTS[0]])[0].ids != sample(policy, [0], [6], [PROMPTS[0]])[0].ids
+
+
+def test_samples_follow_the_distribution_at_the_temperature(policy):
+    n, temperature = 4000, 0.7
+    first = [g.ids[0] for g in sample(policy, [1] * n, list(range(n)), max_new_tok=1, temperature=temperature)]
+    with torch.no_grad():
+        logits, _ = policy(torch.tensor([PROMPTS[1]]))
+    p = (logits[0, -1] / temperature).softmax(-1)
+    frequency = torch.bincount(torch.tensor(first), minlength=len(p)) / n
+    assert (frequency - p).abs().max() < 4 * math.sqrt(0.25 / n)
+
+
+def test_the_stop_token_is_kept_and_ends_the_response(policy):
+    """Case 5: the sampled stop token is trained on; a prompt may hold it without ending anything."""
+    stop = policy.tokenizer.eos_token_id
+    with torch.no_grad():
+        policy.lm.get_input_embeddings().weight[stop] *= 3  # tied: makes the stop token likely enough to be sampled
+    generations = sample(policy, [0] * 64, list(range(64)), [[5, stop, 6]], max_new_tok=30)
+    assert {g.finish_reason for g in generations} == {"stop", "length"}
+    for g in generations:
+        assert (g.ids[-1] == stop) == (g.finish_reason == "stop") and stop not in g.ids[:-1]
+        assert len(g.ids) == len(g.logprobs) and (g.finish_reason == "stop" or len(g.ids) == 30)
+    stopped = next(g for g in generations if g.finish_reason == "stop")
+    experience = to_experience(
+        [episode([5, stop, 6], stopped.ids, stopped.logprobs)], policy, policy, temperature=0.7, micro_batch_tok=99
+    )
+    assert experience.action_mask[0].sum() == len(stopped.ids) and experience.action_mask[0, 2 + len(stopped.ids)]
+
+
+def test_rows_that_finish_early_do_not_change_the_others(policy):
+    """The cache is compacted when half of the rows have stopped."""
+    stop = policy.tokenizer.eos_token_id
+    with torch.no_grad():
+        policy.lm.get_input_embeddings().weight[stop] *= 3
+    together = sample(policy, [0, 1] * 16, list(range(32)), max_new_tok=40)
+    assert 2 * sum(g.finish_reason == "stop" for g in together) > len(together)
+    for i in (0, 7, 31):
+        assert together[i].ids == sample(policy, [0], [i], [PROMPTS[i % 2]], max_new_tok=40)[0].ids
+
+
+def test_masks_come_from_lengths_and_rewards_land_on_the_last_token(policy):
+    """Cases 3 and 4: pad, end of sequence and prompt may share an id."""
+    episodes = [episode([2, 5], [6, 2], total=3.0), episode([1], [5, 6, 2, 2], total=-4.0, finish="length")]
+    x = to_experience(episodes, policy, policy, temperature=1.0, micro_batch_tok=100)
+    assert x.action_mask.int().tolist() == [[0, 0, 1, 1, 0], [0, 1, 1, 1, 1]]
+    assert x.rewards.tolist() == [[0, 0, 0, 3, 0], [0, 0, 0, 0, -4]]
+    assert x.tokens.tolist() == [[2, 5, 6, 2, 0], [1, 5, 6, 2, 2]]
+
+
+def test_values_are_in_reward_units(policy):
+    policy.value_mean.fill_(-8.0)
+    policy.value_std.fill_(2.0)
+    x = to_experience([episode([5, 6], [7, 8])], policy, policy, temperature=1.0, micro_batch_tok=100)
+    with torch.no_grad():
+        _, raw = policy(torch.tensor([[5, 6, 7, 8]]))
+    assert torch.allclose(x.values[0, 2:], -8 + 2 * raw[0, 1:3]) and not x.values[0, :2].any()
+
+
+def test_micro_batches_change_nothing(policy):
+    episodes = [episode(list(range(5, 5 + n)), [7] * m) for n, m in ((3, 2), (1, 5), (6, 1))]
+    a, b = (to_experience(episodes, policy, policy, temperature=1.0, micro_batch_tok=n) for n in (7, 1000))
+    assert torch.allclose(a.values, b.values, atol=1e-6) and torch.allclose(
+        a.reference_logprobs, b.reference_logprobs, atol=1e-6
+    )
+
+
+def test_the_pool_keeps_the_best_and_the_latest_and_survives_json():
+    pool = ImprovementPool(best_size=2, recent_size=2)
+    rewards = [(0.1, 0.1), (-9.7, None), (0.9, 0.9), (0.5, 0.5)]
+    episodes = [episode([1], [2], total=t, score=s, index=i) for i, (t, s) in enumerate(rewards)]
+    episodes = [Episode(**{**e.__dict__, "program": f"p{e.index}"}) for e in episodes]
+    pool.add(list(reversed(episodes)))  # the order of arrival does not matter
+    assert [r for r, _ in pool.best] == [0.9, 0.5]
+    assert [a.program for a in pool.recent] == ["p2", "p3"]
+    other = ImprovementPool(2, 2)
+    other.load_state(json.loads(json.dumps(pool.state())))
+    assert other == pool and other.best[0][1] == Attempt("p2", "", 0.9)
+
+
+def test_the_tail_of_output_is_the_error_or_the_last_lines():
+    assert tail_of_output(Execution("error", 1, "a\n", "Traceback\n  line\nKeyError: 'x'\n")) == "KeyError: 'x'"
+    assert tail_of_output(Execution("ok", 0, "1\n2\n3\n4\n", "warning")) == "2\n3\n4"
+
+
+class FakeSandbox:
+    """Answers at once; `infra` counts the programs whose sandbox fails."""
+
+    def __init__(self, infra=0):
+        self.infra, self.programs = infra, []
+
+    def submit(self, program, public_dir, *, time_limit_s, seed):
+        self.programs.append((program, seed))
+        status = "infra_error" if len(self.programs) <= self.infra else "error"
+        return SimpleNamespace(result=lambda: Execution(status, 1, "", "NameError: x", duration_s=0.1))
+
+
+def collector(pizza, sandbox, **changes):
+    options = {"seed": 0, "secret": b"s", "pool": ImprovementPool(), "temperature": 0.7, "max_prompt_tok": 4000,
+               "max_new_tok": 6,
+               "brief": True, "improve_frac": 0.5}  # fmt: skip
+    return Collector(pizza, sandbox, **{**options, **changes})
+
+
+def test_an_episode_depends_on_its_index_alone(policy, pizza):
+    """Case 20: two halves collected apart, as two ranks would, are the whole; chunks of sampling do not matter."""
+    whole = collector(pizza, FakeSandbox()).collect(policy, range(8, 16))
+    halves = [
+        e
+        for part in (range(8, 12), range(12, 16))
+        for e in collector(pizza, FakeSandbox(), sample_batch=3).collect(policy, part)
+    ]
+    assert [e.response_ids for e in whole] == [e.response_ids for e in halves]
+    assert len({tuple(e.response_ids) for e in whole}) > 4
+    assert [e.response_ids for e in whole] != [
+        e.response_ids for e in collector(pizza, FakeSandbox(), seed=1).collect(policy, range(8, 16))
+    ]
+
+
+def test_half_of_the_prompts_ask_to_improve_once_there_is_a_program(policy, pizza):
+    pool = ImprovementPool(recent=[Attempt("print('earlier')", "earlier", None)])
+    episodes = collector(pizza, FakeSandbox(), pool=pool, max_new_tok=1).collect(policy, range(200))
+    improve = [e for e in episodes if e.kind == "improve"]
+    assert 70 < len(improve) < 130
+    assert "print('earlier')" in policy.tokenizer.decode(improve[0].prompt_ids)
+    assert all(e.kind == "scratch" for e in collector(pizza, FakeSandbox(), max_new_tok=1).collect(policy, range(20)))
+
+
+def test_an_improvement_prompt_that_is_too_long_gives_way(policy, pizza):
+    pool = ImprovementPool(recent=[Attempt("x = 1\n" * 3000, "", None)])
+    episodes = collector(pizza, FakeSandbox(), pool=pool, improve_frac=1.0, max_new_tok=1).collect(policy, range(4))
+    assert [e.kind for e in episodes] == ["scratch"] * 4
+    with pytest.raises(ValueError, match="max-prompt-tok"):
+        collector(pizza, FakeSandbox(), max_prompt_tok=10).collect(policy, range(1))
+
+
+def test_infra_errors_leave_the_batch_and_records_are_json(policy, pizza, monkeypatch):
+    """Case 30."""
+    monkeypatch.setattr("rollout.extract_program", lambda text: "x = 1\n")
+    episodes = collector(pizza, FakeSandbox(infra=2)).collect(policy, range(6))
+    assert [e.index for e in episodes] == [2, 3, 4, 5]
+    assert json.loads(json.dumps(episodes[0].record()))["execution"]["stderr"] == "NameError: x"
+
+
+def test_a_response_without_program_fails_without_running(policy, pizza, monkeypatch):
+    monkeypatch.setattr("rollout.extract_program", lambda text: None)
+    sandbox = FakeSandbox()
+    episodes = collector(pizza, sandbox).collect(policy, range(3))
+    assert not sandbox.programs and [e.reward.total for e in episodes] == [-10.0] * 3
+    assert all(e.execution.duration_s > 0 for e in episodes)

@@ -1,0 +1,274 @@
+"""Train a language model by PPO to write machine-learning programs.
+
+    python train.py --task random-pizza                            # tiny policy on a CPU, Qwen2.5-3B-Instruct with CUDA
+    python train.py --task random-pizza --resume runs/random-pizza # go on after a stop, exactly
+    torchrun --nproc_per_node 8 train.py --task random-pizza       # data parallel
+
+Reads top to bottom: set-up, the loop. Every knob is in config.py. What a run leaves behind: <run>/config.json, metrics.jsonl,
+episodes.jsonl, step_N/ (checkpoints), latest, events of TensorBoard. Then: python eval.py <run>.
+"""
+
+import dataclasses
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import checkpoint
+import ppo
+from checkpoint import UsageError
+from config import Config, parse_args
+from model import Policy, frozen_copy, load_policy
+from prompts import build_prompt, encode_prompt
+from rollout import Collector, ImprovementPool, to_experience
+from runlog import RunLog, episode_metrics
+from sandbox import Sandbox
+from tasks import Task, load_task
+from warmstart import WarmStart, load_warm_policy
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+# ------------------------------------------------------------------------------------------------------------------ set-up
+
+
+def load_run_task(config: Config, run_dir: Path, split: str) -> Task:
+    """Return the run's task for one split, public files under <run>/public/. Raises UsageError."""
+    data_dir = Path(config.data_dir) if config.data_dir else None
+    try:
+        return load_task(config.task, run_dir / "public", split, seed=config.seed, salt=checkpoint.load_secret(run_dir),
+                         data_dir=data_dir, time_limit_s=config.time_limit_s)  # fmt: skip
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error).replace("\n", " ")) from error
+    except OSError as error:
+        raise UsageError(f"--run-dir {run_dir} cannot be written ({error}); name another folder") from error
+
+
+def open_run(config: Config, is_new: bool) -> Path:
+    """Make the run's folder, or find it; write config.json. Raises UsageError."""
+    run_dir = Path(config.run_dir)
+    if is_new and (run_dir / "latest").exists():
+        raise UsageError(f"--run-dir {run_dir} already holds a run: go on with --resume {run_dir}, or name another folder")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_atomically(run_dir / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(f"--run-dir {run_dir} cannot be written ({error}); name another folder") from error
+    return run_dir
+
+
+def load_start(config: Config, task: Task) -> Policy:
+    """Return the policy that training starts from. Raises UsageError for an unknown model."""
+    try:
+        if config.model == "tiny":
+            policy = load_warm_policy(task, WarmStart(demonstrations=config.demonstrations)).to(DEVICE)
+        else:
+            policy = load_policy(config.model, DEVICE)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    prompt = build_prompt(task, brief=config.model == "tiny", memory_gib=config.memory_gib)
+    length = len(encode_prompt(policy.tokenizer, prompt))
+    if length > config.max_prompt_tok:
+        raise UsageError(f"--max-prompt-tok {config.max_prompt_tok}: the prompt of {task.name} has {length} tokens")
+    return policy
+
+
+def build_optimizer(config: Config, policy: Policy) -> torch.optim.Optimizer:
+    groups = [
+        {"params": list(policy.lm.parameters()), "base_lr": config.learning_rate},
+        {"params": list(policy.value_head.parameters()), "base_lr": config.value_learning_rate},
+    ]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
+
+
+def build_collector(config: Config, task: Task, sandbox: Sandbox, secret: bytes, pool: ImprovementPool) -> Collector:
+    """The one protocol of training and evaluation: prompts, limits and rewards."""
+    names = ("failure_reward", "milestone_reward", "no_model_penalty", "repetition_penalty")
+    rewards = {name: getattr(config, name) for name in names}
+    return Collector(
+        task, sandbox, seed=config.seed, secret=secret, pool=pool, temperature=config.temperature,
+        max_prompt_tok=config.max_prompt_tok, max_new_tok=config.max_new_tok, brief=config.model == "tiny",
+        improve_frac=config.improve_frac, memory_gib=config.memory_gib, sample_batch=config.sample_batch,
+        reward_options=rewards,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------------- train
+
+
+@dataclass
+class TrainerState:
+    """What changes during training beside policy and optimizer; all of it is in every checkpoint."""
+
+    step: int
+    kl_coef: float
+    pool: ImprovementPool
+    generator: torch.Generator  # order of the minibatches
+    guard: ppo.NonFiniteGuard
+
+    def save(self, run_dir: Path, config: Config, policy: Policy, optimizer) -> None:
+        state = {"step": self.step, "kl_coef": self.kl_coef, "pool": self.pool.state(), "generator": self.generator.get_state(),
+                 "skipped_in_a_row": self.guard.in_a_row, "optimizer": optimizer.state_dict()}  # fmt: skip
+        checkpoint.save_checkpoint(run_dir, self.step, policy, state)
+
+    def load(self, state: dict, optimizer) -> None:
+        self.step, self.kl_coef, self.guard.in_a_row = state["step"], state["kl_coef"], state["skipped_in_a_row"]
+        self.pool.load_state(state["pool"])
+        self.generator.set_state(state["generator"])
+        optimizer.load_state_dict(state["optimizer"])
+
+
+def train(
+    config: Config, run_dir: Path, policy: Policy, reference: Policy, optimizer, state: TrainerState, collector: Collector
+) -> bool:
+    """Collect, learn, log, save; return True after the last step, False after Ctrl-C."""
+    rank, world = _rank_and_world()
+    share = config.batch_size // world
+    log = RunLog(run_dir, state.step, config.steps) if rank == 0 else None
+    stop = _stop_after_this_step()
+    while state.step < config.steps and not stop:
+        started = time.monotonic()
+        first = state.step * config.batch_size + rank * share  # global sample indices: the same programs for any world size
+        episodes = collector.collect(policy, range(first, first + share), state.step)
+        collected = time.monotonic()
+        experience = to_experience(
+            episodes, policy, reference, temperature=config.temperature, micro_batch_tok=config.micro_batch_tok
+        )
+        metrics = update(config, policy, optimizer, experience, state) | {"policy/kl_coef": state.kl_coef}
+        updated = time.monotonic()
+
+        all_episodes = _gather(episodes)
+        state.pool.add(all_episodes)
+        state.kl_coef = ppo.update_kl_coefficient(state.kl_coef, metrics["policy/kl_ref"], config.kl_target)
+        state.step += 1
+        if log:
+            metrics |= episode_metrics(all_episodes, collector.task)
+            metrics |= {"time/collect_s": collected - started, "time/update_s": updated - collected, "time/rss_mib": rss_mib()}
+            log.write(state.step, all_episodes, metrics)
+            if state.step % config.save_every == 0 or state.step == config.steps or stop:
+                state.save(run_dir, config, policy, optimizer)
+    return not stop
+
+
+def update(config: Config, policy: Policy, optimizer, experience: ppo.Experience, state: TrainerState) -> dict[str, float]:
+    """One PPO update with this step's schedules."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["base_lr"] * min(1.0, (state.step + 1) / max(1, config.warmup_steps))
+    return ppo.update(
+        policy, optimizer, experience, epochs=config.epochs, minibatches=config.minibatches,
+        micro_batch_tok=config.micro_batch_tok, gamma=config.gamma, gae_lambda=config.gae_lambda, clip_eps=config.clip_eps,
+        value_clip_eps=config.value_clip_eps, value_coef=config.value_coef, kl_coef=state.kl_coef,
+        entropy_coef=config.entropy_coef * (1 - state.step / config.steps), max_grad_norm=config.max_grad_norm,
+        temperature=config.temperature, duration_weight=config.duration_weight, duration_cap=config.duration_cap,
+        advantage_mode=config.advantage, normalise_returns=config.normalise_returns,
+        detach_value=state.step < config.value_detach_steps, generator=state.generator, guard=state.guard,
+    )  # fmt: skip
+
+
+def _rank_and_world() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def _gather(episodes: list) -> list:
+    """Return the episodes of all ranks, in the order of their global index."""
+    _, world = _rank_and_world()
+    if world == 1:
+        return episodes
+    parts = [None] * world
+    dist.all_gather_object(parts, episodes)
+    return sorted((e for part in parts for e in part), key=lambda e: e.index)
+
+
+def _stop_after_this_step() -> list:
+    """Return a list that is empty until Ctrl-C: the step in progress is finished and saved. A second Ctrl-C stops at once."""
+    stop = []
+
+    def on_interrupt(*_):
+        stop.append(True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print("\nCtrl-C: finishing this step and saving; once more to stop at once", file=sys.stderr, flush=True)
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    return stop
+
+
+def init_processes(config: Config) -> int:
+    """Join torchrun's process group, if there is one; return this rank. Threads: the cores, shared by the ranks."""
+    world, local = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // local))
+    if world == 1:
+        return 0
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return dist.get_rank()
+
+
+def print_plan(config: Config, task: Task) -> None:
+    """--dry-run: what would happen."""
+    print(f"task {task.name} ({task.data} data), model {config.model}, run {config.run_dir}")
+    print(
+        f"{config.steps} steps of {config.batch_size} programs, at most {task.time_limit_s:g} s, {config.memory_gib:g} GiB each"
+    )
+    print(f"prompt:\n{build_prompt(task, brief=config.model == 'tiny')}\n")
+    print(json.dumps(dataclasses.asdict(config), indent=2))
+
+
+def rss_mib() -> float:
+    """Return the resident memory of this process, MiB; where there is no /proc, its peak so far."""
+    status = Path("/proc/self/statm")
+    if status.exists():
+        return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def main(argv: list[str]) -> int:
+    config, resume, dry_run = parse_args(argv)
+    if dry_run:
+        with tempfile.TemporaryDirectory() as folder:
+            print_plan(config, load_run_task(config, Path(folder), "reward"))
+        return 0
+
+    # set-up
+    rank = init_processes(config)
+    if rank > 0:
+        dist.barrier()  # rank 0 makes the folder, the secret and the warm start; the others find them
+    run_dir = open_run(config, is_new=resume is None and rank == 0)
+    task = load_run_task(config, run_dir, "reward")
+    start = load_policy(str(run_dir / "step_0"), DEVICE) if resume else load_start(config, task)
+    if rank == 0 and dist.is_initialized():
+        dist.barrier()
+    policy = load_policy(str(checkpoint.latest_checkpoint(run_dir)), DEVICE) if resume else start
+    reference = frozen_copy(start)
+    optimizer = build_optimizer(config, policy)
+    state = TrainerState(0, config.kl_coef, ImprovementPool(), torch.Generator().manual_seed(config.seed), ppo.NonFiniteGuard())
+    if resume:
+        state.load(checkpoint.load_trainer_state(checkpoint.latest_checkpoint(run_dir)), optimizer)
+    elif rank == 0:
+        state.save(run_dir, config, policy, optimizer)  # step_0: the reference, and the left column of eval.py
+
+    # the loop
+    with Sandbox(config.sandboxes or os.cpu_count(), memory_gib=config.memory_gib) as sandbox:
+        collector = build_collector(config, task, sandbox, checkpoint.load_secret(run_dir), state.pool)
+        finished = train(config, run_dir, policy, reference, optimizer, state, collector)
+    if not finished:
+        print(f"train.py: stopped at step {state.step}; go on with: python train.py --resume {run_dir}", file=sys.stderr)
+    elif rank == 0:
+        print(f"done: {run_dir}; next: python eval.py {run_dir}")
+    return 0 if finished else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UsageError as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        sys.exit(2)
