@@ -1,12 +1,14 @@
 # Thin targets over the scripts. PYTHON picks the interpreter, NANOMLE_CACHE moves every cache.
 PYTHON ?= python3
 RUN ?= runs/demo
+SEED ?= 0
 BIN := .venv/bin
 
 .PHONY: demo test lint clean
 
 demo: .venv/installed
-	$(BIN)/python train.py --task random-pizza --run-dir $(RUN) --eval-samples 128
+	$(BIN)/python train.py $(if $(wildcard $(RUN)/latest),--resume $(RUN),--task random-pizza --run-dir $(RUN) --seed $(SEED))
+	$(BIN)/python eval.py $(RUN)
 
 test: .venv/installed
 	$(BIN)/python -m pytest

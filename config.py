@@ -28,7 +28,7 @@ class Config:
     task: str = option("random-pizza", "name of the task (python -m tasks list)")
     data_dir: str | None = option(None, "folder of the real data in MLE-bench's layout; without it, the micro twin")
     model: str | None = option(None, "'tiny', or a Hugging Face causal LM by name or directory")
-    demonstrations: int = option(4000, "programs that the tiny policy is warm-started on")
+    demonstrations: int = option(3500, "programs that the tiny policy is warm-started on")
     run_dir: str | None = option(None, "folder of the run; runs/<task> if not given")
     seed: int = option(0, "seed of the twin, of sampling and of the updates")
     # collection
@@ -49,12 +49,12 @@ class Config:
     repetition_penalty: float = option(0.0, "times the share of repeated lines, taken from the score of a valid program")
     # PPO
     learning_rate: float | None = option(None, "AdamW's, of the backbone")
-    value_learning_rate: float = option(1e-3, "AdamW's, of the value head")
-    warmup_steps: int = option(2, "steps of linear learning-rate warm-up")
+    value_learning_rate: float = option(1e-4, "AdamW's, of the value head")
+    warmup_steps: int | None = option(None, "steps of linear learning-rate warm-up")
     epochs: int = option(1, "passes over a batch")
     minibatches: int | None = option(None, "optimizer steps per pass")
     gamma: float = option(1.0, "discount per token")
-    gae_lambda: float = option(0.95, "GAE's lambda")
+    gae_lambda: float = option(1.0, "GAE's lambda")
     clip_eps: float = option(0.2, "clip range of the ratio")
     value_clip_eps: float = option(0.2, "clip range of the value, in standard deviations of the return")
     value_coef: float = option(0.5, "weight of the value loss")
@@ -62,11 +62,11 @@ class Config:
     kl_coef: float = option(0.01, "weight of the KL to the starting policy at the start; adaptive")
     kl_target: float = option(6.0, "KL that the adaptive weight aims at, nats per response")
     max_grad_norm: float = option(1.0, "gradient norm is clipped at this")
-    duration_weight: str = option("mean", "weight of a sample by the seconds its program ran", ("none", "mean", "log"))
+    duration_weight: str = option("none", "weight of a sample by the seconds its program ran", ("none", "mean", "log"))
     duration_cap: float | None = option(None, "largest duration weight")
-    advantage: str = option("global", "whitening of the advantages", ("global", "isolate"))
+    advantage: str = option("isolate", "whitening of the advantages: all, or failed and valid apart", ("global", "isolate"))
     normalise_returns: bool = option(True, "value head predicts returns in units of their running mean and deviation")
-    value_detach_steps: int = option(0, "steps at the start in which the value gradient stops at the backbone")
+    detach_value: bool = option(True, "the value gradient stops at the backbone")
     micro_batch_tok: int = option(8192, "tokens per forward and backward pass (memory and speed only)")
     # housekeeping
     threads: int | None = option(None, "torch threads per rank; cores / ranks if not given")
@@ -74,10 +74,26 @@ class Config:
 
 
 # What fits the tiny policy on two cores, and a language model of some billions of parameters on GPUs.
-TINY = {"steps": 40, "batch_size": 64, "max_prompt_tok": 640, "max_new_tok": 480, "learning_rate": 1e-4, "minibatches": 4,
-        "save_every": 1}  # fmt: skip
-LANGUAGE_MODEL = {"steps": 500, "batch_size": 128, "max_prompt_tok": 3072, "max_new_tok": 1024, "learning_rate": 1e-5,
-                  "minibatches": 2, "save_every": 10}  # fmt: skip
+TINY = {
+    "steps": 32,
+    "batch_size": 64,
+    "max_prompt_tok": 640,
+    "max_new_tok": 480,
+    "learning_rate": 2e-4,
+    "warmup_steps": 2,
+    "minibatches": 4,
+    "save_every": 1,
+}
+LANGUAGE_MODEL = {
+    "steps": 500,
+    "batch_size": 128,
+    "max_prompt_tok": 3072,
+    "max_new_tok": 1024,
+    "learning_rate": 1e-5,
+    "warmup_steps": 10,
+    "minibatches": 2,
+    "save_every": 10,
+}
 
 
 def parse_args(argv: list[str]) -> tuple[Config, Path | None, bool]:
@@ -142,7 +158,7 @@ RULES = {
     **dict.fromkeys(("value_learning_rate", "duration_cap", "micro_batch_tok", "threads", "save_every"), POSITIVE),
     **dict.fromkeys(("improve_frac", "gamma", "gae_lambda"), FRACTION),
     **dict.fromkeys(("milestone_reward", "no_model_penalty", "repetition_penalty", "value_coef", "entropy_coef"), NOT_NEGATIVE),
-    **dict.fromkeys(("kl_coef", "warmup_steps", "value_detach_steps", "seed"), NOT_NEGATIVE),
+    **dict.fromkeys(("kl_coef", "warmup_steps", "seed"), NOT_NEGATIVE),
 }
 
 

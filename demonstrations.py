@@ -104,7 +104,7 @@ def sample_recipe(schema: Schema, rng: random.Random, mistake_share: float) -> R
         validate=rng.random() < 0.2,
         comments=rng.random() < 0.3,
         helper=rng.random() < 0.3,
-        notebook=rng.random() < 0.6,
+        notebook=rng.random() < 0.4,
         mistake=rng.choice(tuple(MISTAKES)) if rng.random() < mistake_share else "",
     )
 

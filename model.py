@@ -28,11 +28,11 @@ class Policy(nn.Module):
     def __init__(self, lm: nn.Module, tokenizer):
         super().__init__()
         self.lm, self.tokenizer = lm, tokenizer
-        # Zero at the start: the first values are the running mean of the returns, and no value gradient reaches the backbone.
+        # Zero at the start: the first prediction is the mean of the first batch of returns (ppo.update_value_statistics).
         self.value_head = nn.Linear(lm.config.hidden_size, 1)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
-        # The head predicts normalised returns; V = value_mean + value_std * head (ppo.update_value_statistics moves them).
+        # The head predicts normalised returns: V = value_mean + value_std * head.
         self.register_buffer("value_mean", torch.zeros(()))
         self.register_buffer("value_std", torch.ones(()))
         self.eval()
@@ -64,8 +64,9 @@ class Policy(nn.Module):
 def build_tiny(tokenizer: PreTrainedTokenizerFast, seed: int) -> Policy:
     """Build an untrained Qwen2-architecture policy of about 1 M parameters for the given tokenizer."""
     config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True,
+        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=448, num_hidden_layers=4, num_attention_heads=4,
+        # one key-value head: on a CPU, reading the cache is what sampling costs
+        num_key_value_heads=1, max_position_embeddings=2048, tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     with torch.random.fork_rng():

@@ -146,8 +146,7 @@ def duration_weights(durations, mode, task_index=None, cap=None):
     weights = {"none": torch.ones_like(durations), "mean": durations, "log": durations.log1p()}[mode]  # (B,)
     weights = weights / group_mean(weights, group)  # (B,)
     if cap is not None:
-        weights = weights.clamp(max=cap)
-        weights = weights / group_mean(weights, group)
+        weights = (capped := weights.clamp(max=cap)) / group_mean(capped, group)
     return weights.float()  # fp64 until here, so that equal durations give exactly 1
 
 
@@ -243,8 +242,7 @@ def update_value_statistics(policy, returns, action_mask, rate):
     if all_sum(action_mask.sum()) == 0 or not (mean + std).isfinite():
         return
     head, (old_mean, old_std) = policy.value_head, (policy.value_mean.double(), policy.value_std.double())
-    fresh = not (head.weight.any() or head.bias.any())
-    rate = 1.0 if fresh else rate
+    rate = 1.0 if (fresh := not (head.weight.any() or head.bias.any())) else rate
     second = torch.lerp(old_std**2 + old_mean**2, std**2 + mean**2, rate)  # running E[x²]
     policy.value_mean.copy_(torch.lerp(old_mean, mean, rate))
     policy.value_std.copy_((second - policy.value_mean.double() ** 2).clamp(min=MIN_VALUE_STD**2).sqrt())

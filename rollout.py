@@ -12,7 +12,8 @@ import random
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
 
 import ppo
 from instrument import instrument, new_token, strip_markers
@@ -73,6 +74,7 @@ def generate(
     device, n_rows = policy.device, len(prompt_of)
     uniforms = torch.stack([torch.rand(max_new_tok, generator=torch.Generator().manual_seed(s)) for s in seeds]).to(device)
     logits, cache, mask, positions = _prefill(policy, prompts, prompt_of, max_new_tok)
+    width = mask.shape[1] - max_new_tok  # P
     stop_ids = torch.tensor(policy.stop_ids, device=device)
     tokens = torch.zeros(n_rows, max_new_tok, dtype=torch.long, device=device)  # (B, N)
     logprobs = torch.zeros(n_rows, max_new_tok, device=device)  # (B, N)
@@ -93,9 +95,10 @@ def generate(
             break
         if n_live <= len(rows) // 2:  # finished rows leave the batch when they are half of it
             keep = (~stopped[rows]).nonzero().squeeze(-1)
-            cache = _select_rows(policy, cache, keep)
+            cache = _select_rows(policy, cache, keep, mask.shape[1])
             rows, token, mask, positions = rows[keep], token[keep], mask[keep], positions[keep]
-        logits, _ = policy(token[:, None], cache=cache, attention_mask=mask, position_ids=positions + t, use_cache=True)
+        seen = mask[:, None, None, : width + t + 1]  # (rows, 1, 1, places in use)
+        logits, _ = policy(token[:, None], cache=cache, attention_mask=seen, position_ids=positions + t, use_cache=True)
         logits = logits[:, -1]  # (rows, V)
     tokens, logprobs, lengths, stopped = (x.tolist() for x in (tokens, logprobs, lengths, stopped))
     return [
@@ -115,32 +118,46 @@ def _prefill(policy: Policy, prompts: list[list[int]], prompt_of: list[int], max
     """Return next-token logits (B, V), a cache of P + N places, its mask (B, P + N) and the first positions (B, 1)."""
     device, width = policy.device, max(map(len, prompts))
     tokens = torch.zeros(len(prompts), width, dtype=torch.long)  # (U, P), left-padded: all samples go on at the same place
-    mask = torch.zeros(len(prompts), width + max_new_tok, dtype=torch.long)  # (U, P + N)
+    mask = torch.ones(len(prompts), width + max_new_tok, dtype=torch.bool)  # (U, P + N)
     for row, ids in enumerate(prompts):
         tokens[row, width - len(ids) :] = torch.tensor(ids)
-        mask[row, width - len(ids) :] = 1
+        mask[row, : width - len(ids)] = False
     tokens, mask, rows = tokens.to(device), mask.to(device), torch.tensor(prompt_of, device=device)
     positions = (mask[:, :width].cumsum(-1) - 1).clamp(min=0)  # (U, P)
     prefix = DynamicCache(config=policy.lm.config)
-    logits, _ = policy(tokens, cache=prefix, attention_mask=mask[:, :width], position_ids=positions, use_cache=True)
-    cache = _static_cache(policy, prefix, rows, width, width + max_new_tok)
+    logits, _ = policy(tokens, cache=prefix, attention_mask=mask[:, :width].long(), position_ids=positions, use_cache=True)
+    cache = _select_rows(policy, prefix, rows, width + max_new_tok)
     return logits[rows, -1], cache, mask[rows], positions[rows, -1:] + 1
 
 
-def _static_cache(policy: Policy, source, rows: torch.Tensor, used: int, size: int) -> StaticCache:
-    """Copy the first `used` places of the given rows of a cache into a new preallocated one of `size` places."""
-    cache = StaticCache(config=policy.lm.config, max_cache_len=size)
-    for new, old in zip(cache.layers, source.layers, strict=True):
-        new.lazy_initialization(old.keys[rows], old.values[rows])
-        new.keys[:, :, :used] = old.keys[rows, :, :used]
-        new.values[:, :, :used] = old.values[rows, :, :used]
-        new.cumulative_length.fill_(used)
+class PreallocatedLayer(DynamicLayer):
+    """Keys and values of one layer in a buffer of fixed size; attention sees only the part in use."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, size: int):
+        """Copy keys and values (B, heads, used, D) to the start of a buffer of `size` places."""
+        super().__init__()
+        self.used = keys.shape[2]
+        self.key_buffer = keys.new_empty(*keys.shape[:2], size, keys.shape[3])
+        self.value_buffer = values.new_empty(*values.shape[:2], size, values.shape[3])
+        self.is_initialized = True
+        self._write(0, keys, values)
+
+    def _write(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.used = start + keys.shape[2]
+        self.key_buffer[:, :, start : self.used] = keys
+        self.value_buffer[:, :, start : self.used] = values
+        self.keys, self.values = self.key_buffer[:, :, : self.used], self.value_buffer[:, :, : self.used]
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_, **__):
+        self._write(self.used, key_states, value_states)
+        return self.keys, self.values
+
+
+def _select_rows(policy: Policy, source: Cache, rows: torch.Tensor, size: int) -> DynamicCache:
+    """Copy the given rows of a cache into a new one of `size` places."""
+    cache = DynamicCache(config=policy.lm.config)
+    cache.layers = [PreallocatedLayer(layer.keys[rows], layer.values[rows], size) for layer in source.layers]
     return cache
-
-
-def _select_rows(policy: Policy, cache: StaticCache, rows: torch.Tensor) -> StaticCache:
-    used = int(cache.layers[0].cumulative_length)
-    return _static_cache(policy, cache, rows, used, cache.layers[0].keys.shape[2])
 
 
 # -------------------------------------------------------------------------------------------------------------- collection

@@ -169,7 +169,7 @@ def update(config: Config, policy: Policy, optimizer, experience: ppo.Experience
         entropy_coef=config.entropy_coef * (1 - state.step / config.steps), max_grad_norm=config.max_grad_norm,
         temperature=config.temperature, duration_weight=config.duration_weight, duration_cap=config.duration_cap,
         advantage_mode=config.advantage, normalise_returns=config.normalise_returns,
-        detach_value=state.step < config.value_detach_steps, generator=state.generator, guard=state.guard,
+        detach_value=config.detach_value, generator=state.generator, guard=state.guard,
     )  # fmt: skip
 
 
@@ -254,6 +254,13 @@ def main(argv: list[str]) -> int:
         state.load(checkpoint.load_trainer_state(checkpoint.latest_checkpoint(run_dir)), optimizer)
     elif rank == 0:
         state.save(run_dir, config, policy, optimizer)  # step_0: the reference, and the left column of eval.py
+
+    if config.duration_weight != "none" and rank == 0:
+        print(
+            f"warning: --duration-weight {config.duration_weight} corrects a bias that synchronous collection does not have: "
+            "it over-corrects, programs that fail fast hardly count",
+            file=sys.stderr,
+        )
 
     # the loop
     with Sandbox(config.sandboxes or os.cpu_count(), memory_gib=config.memory_gib) as sandbox:

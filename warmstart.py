@@ -39,9 +39,9 @@ WORDS = r" ?[A-Za-z_]+|\d| ?[^\w\s]+\n?|\s+|."
 class WarmStart:
     """Settings of the warm start of the tiny policy."""
 
-    demonstrations: int = 4000
+    demonstrations: int = 3500
     improve_share: float = 0.25
-    mistake_share: float = 0.5
+    mistake_share: float = 0.6
     batch_size: int = 8
     learning_rate: float = 5e-3
     vocabulary: int = 1536
