@@ -1,7 +1,7 @@
 # Thin targets over the scripts. PYTHON picks the interpreter, NANOMLE_CACHE moves every cache.
 PYTHON ?= python3
-RUN ?= runs/demo
 SEED ?= 0
+RUN ?= runs/demo-$(SEED)
 BIN := .venv/bin
 
 .PHONY: demo test lint clean

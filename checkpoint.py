@@ -15,8 +15,9 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
-from model import Policy, save_policy
+from model import VALUE_HEAD_FILE, Policy, load_policy, save_policy
 
 TRAINER_FILE = "trainer.pt"
 
@@ -51,16 +52,27 @@ def latest_checkpoint(run_dir: Path) -> Path:
     if not pointer.is_file():
         raise UsageError(f"{run_dir} is not a run that can be resumed or evaluated: it has no file 'latest'")
     directory = run_dir / pointer.read_text().strip()
-    missing = [name for name in ("config.json", "value_head.safetensors", TRAINER_FILE) if not (directory / name).is_file()]
+    missing = [name for name in ("config.json", VALUE_HEAD_FILE, TRAINER_FILE) if not (directory / name).is_file()]
     if missing:
         raise UsageError(f"checkpoint {directory} is broken: {missing[0]} is missing; point {pointer} at an older step_N")
     return directory
 
 
+def load_checkpoint_policy(directory: Path, device: str) -> Policy:
+    """Load the policy of a checkpoint. Raises UsageError when a file is missing or cut."""
+    try:
+        if not (directory / VALUE_HEAD_FILE).is_file():
+            raise ValueError(f"{VALUE_HEAD_FILE} is missing")
+        return load_policy(str(directory), device)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        reason = str(error).split("\n")[0][:160]
+        raise UsageError(f"checkpoint {directory} is broken: its policy cannot be loaded ({reason})") from error
+
+
 def load_trainer_state(checkpoint: Path) -> dict:
     """Read the trainer's part of a checkpoint (tensors and plain values only)."""
     try:
-        return torch.load(checkpoint / TRAINER_FILE, weights_only=True)
+        return torch.load(checkpoint / TRAINER_FILE, weights_only=True, map_location="cpu")
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         reason = str(error).split("\n")[0][:100]
         raise UsageError(f"checkpoint {checkpoint} is broken: {TRAINER_FILE} cannot be read ({reason})") from error
@@ -68,7 +80,7 @@ def load_trainer_state(checkpoint: Path) -> dict:
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     """Replace a small file so that a reader, or a crash, sees the old text or the new one."""
-    aside = path.with_name(f".{path.name}.aside")
+    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
     with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
         file.write(text)
         file.flush()
@@ -89,14 +101,15 @@ def drop_lines_from(path: Path, step: int) -> None:
     """Remove from a .jsonl file the records of `step` and later, and a half-written last line: a resume writes them again."""
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            if json.loads(line)["step"] < step:
-                kept.append(line + "\n")
-        except ValueError:
-            break
-    write_atomically(path, "".join(kept))
+    aside = path.with_name(f".{path.name}.aside")
+    with open(path) as lines, open(aside, "w") as kept:
+        for line in lines:
+            try:
+                if json.loads(line)["step"] < step and line.endswith("\n"):
+                    kept.write(line)
+            except ValueError:
+                break
+    aside.rename(path)
 
 
 def _steps(run_dir: Path) -> list[int]:

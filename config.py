@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from checkpoint import UsageError, latest_checkpoint
+from tasks import find_task
 
 
 def option(default, help_text: str, choices: tuple | None = None):
@@ -28,7 +29,7 @@ class Config:
     task: str = option("random-pizza", "name of the task (python -m tasks list)")
     data_dir: str | None = option(None, "folder of the real data in MLE-bench's layout; without it, the micro twin")
     model: str | None = option(None, "'tiny', or a Hugging Face causal LM by name or directory")
-    demonstrations: int = option(3500, "programs that the tiny policy is warm-started on")
+    demonstrations: int = option(4500, "programs that the tiny policy is warm-started on")
     run_dir: str | None = option(None, "folder of the run; runs/<task> if not given")
     seed: int = option(0, "seed of the twin, of sampling and of the updates")
     # collection
@@ -48,7 +49,7 @@ class Config:
     no_model_penalty: float = option(0.5, "taken from the score of a valid program that trains no model")
     repetition_penalty: float = option(0.0, "times the share of repeated lines, taken from the score of a valid program")
     # PPO
-    learning_rate: float | None = option(None, "AdamW's, of the backbone")
+    learning_rate: float | None = option(None, "AdamW's, of the backbone; falls linearly to 0 over the steps")
     value_learning_rate: float = option(1e-4, "AdamW's, of the value head")
     warmup_steps: int | None = option(None, "steps of linear learning-rate warm-up")
     epochs: int = option(1, "passes over a batch")
@@ -75,7 +76,7 @@ class Config:
 
 # What fits the tiny policy on two cores, and a language model of some billions of parameters on GPUs.
 TINY = {
-    "steps": 32,
+    "steps": 28,
     "batch_size": 64,
     "max_prompt_tok": 640,
     "max_new_tok": 480,
@@ -107,7 +108,7 @@ def parse_args(argv: list[str]) -> tuple[Config, Path | None, bool]:
         shown = "by model or machine" if f.default is None else f.default
         parser.add_argument(flag(f.name), default=argparse.SUPPRESS, help=f"{f.metadata['help']} ({shown})", **extra)
     parser.add_argument("--resume", metavar="RUN", help="go on with this run from its newest checkpoint")
-    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, train nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print prompt and settings, make no run")
     given = vars(parser.parse_args(argv))
     resume, dry_run = given.pop("resume"), given.pop("dry_run")
     if resume is None:
@@ -121,12 +122,12 @@ def _resumed_config(run_dir: Path, given: dict) -> Config:
         stored = Config(**json.loads((run_dir / "config.json").read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"--resume {run_dir}: no readable config.json there ({error}); name the folder of a run") from error
-    changed = [name for name in given if name not in ("steps", "run_dir") and given[name] != getattr(stored, name)]
+    changed = [name for name in given if name != "steps" and given[name] != getattr(stored, name)]
     if changed:
         raise UsageError(f"{flag(changed[0])} {given[changed[0]]}: the run has {getattr(stored, changed[0])}; "
                          "a resumed run keeps its settings, only --steps may change")  # fmt: skip
     latest_checkpoint(run_dir)
-    return dataclasses.replace(stored, run_dir=str(run_dir), steps=given.get("steps", stored.steps))
+    return resolve(dataclasses.replace(stored, run_dir=str(run_dir), steps=given.get("steps", stored.steps)))
 
 
 def resolve(config: Config) -> Config:
@@ -134,6 +135,12 @@ def resolve(config: Config) -> Config:
     model = config.model or ("Qwen/Qwen2.5-3B-Instruct" if torch.cuda.is_available() else "tiny")
     defaults = {**(TINY if model == "tiny" else LANGUAGE_MODEL), "model": model, "run_dir": f"runs/{config.task}"}
     config = dataclasses.replace(config, **{k: v for k, v in defaults.items() if getattr(config, k) is None})
+    if config.data_dir:
+        config = dataclasses.replace(config, data_dir=str(Path(config.data_dir).absolute()))
+    try:
+        find_task(config.task)
+    except ValueError as error:
+        raise UsageError(f"--task {config.task}: {error}") from error
     for name, (holds, words) in RULES.items():
         value = getattr(config, name)
         if value is not None and not holds(value):
@@ -154,8 +161,10 @@ NOT_NEGATIVE = (lambda x: 0 <= x < float("inf"), "zero or more")
 RULES = {
     **dict.fromkeys(("demonstrations", "steps", "batch_size", "temperature", "max_prompt_tok", "max_new_tok"), POSITIVE),
     **dict.fromkeys(("sample_batch", "sandboxes", "time_limit_s", "memory_gib", "learning_rate"), POSITIVE),
-    **dict.fromkeys(("epochs", "minibatches", "clip_eps", "value_clip_eps", "kl_target", "max_grad_norm"), POSITIVE),
+    **dict.fromkeys(("epochs", "minibatches", "clip_eps", "kl_target", "max_grad_norm"), POSITIVE),
     **dict.fromkeys(("value_learning_rate", "duration_cap", "micro_batch_tok", "threads", "save_every"), POSITIVE),
+    "value_clip_eps": (lambda x: x > 0, "positive; inf turns the clipping off"),
+    "failure_reward": (lambda x: -float("inf") < x < float("inf"), "a number"),
     **dict.fromkeys(("improve_frac", "gamma", "gae_lambda"), FRACTION),
     **dict.fromkeys(("milestone_reward", "no_model_penalty", "repetition_penalty", "value_coef", "entropy_coef"), NOT_NEGATIVE),
     **dict.fromkeys(("kl_coef", "warmup_steps", "seed"), NOT_NEGATIVE),

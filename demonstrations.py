@@ -54,17 +54,17 @@ MODELS = {  # constructor -> hyper-parameters and the values to draw from
     "SVC": {"C": (0.3, 1, 3), "probability": (True,)},
     "MLPClassifier": {"hidden_layer_sizes": ("(16,)", "(32,)"), "max_iter": (200, 300)},
 }
-MISTAKES = {  # what people get wrong -> the last line of the output that it gives
-    "import": "NameError: name is not defined",
-    "column": "KeyError: not in index",
-    "file": "FileNotFoundError: No such file or directory",
-    "transform": "ValueError: X has a different number of features",
-    "proba": "ValueError: If using all scalar values, you must pass an index",
-    "fit": "NotFittedError: This instance is not fitted yet",
-    "rename": "NameError: name is not defined",
-    "syntax": "SyntaxError: invalid syntax",
-    "header": "submission: a column is missing",
-    "forget": "submission: no submission.csv",
+MISTAKES = {  # what people get wrong -> what the run says, in the words of reward.py
+    "import": "error: NameError: name 'np' is not defined",
+    "column": "error: KeyError: \"['n_words_total'] not in index\"",
+    "file": "error: FileNotFoundError: File test_data.json does not exist",
+    "transform": "error: ValueError: X has 200 features, but the model is expecting 400 features as input.",
+    "proba": "error: ValueError: Per-column arrays must each be 1-dimensional",
+    "fit": "error: NotFittedError: This instance is not fitted yet.",
+    "rename": "error: NameError: name 'te' is not defined",
+    "syntax": "error: SyntaxError: invalid syntax",
+    "header": "invalid submission: a column is missing",
+    "forget": "no submission: no submission.csv",
     "label": "",  # class labels where probabilities are asked: valid, but worse
 }
 
@@ -89,9 +89,12 @@ class Recipe:
 
 
 def sample_recipe(schema: Schema, rng: random.Random, mistake_share: float) -> Recipe:
-    """Draw a recipe. `mistake_share` of them carry a mistake."""
+    """Draw a recipe. `mistake_share` of them carry a mistake. Raises ValueError for a schema that is not covered yet."""
+    if schema.problem != "binary" or not schema.numeric:
+        raise ValueError(f"the demonstrations cover binary tasks with numeric columns; this one is {schema.problem}")
     numeric = tuple(c for c in schema.numeric if rng.random() < 0.75) or schema.numeric[:1]
     kind = rng.choice(("numeric", "text", "both", "both")) if schema.text else "numeric"
+    impossible = {"text": "column", "numeric": "transform"}.get(kind)
     return Recipe(
         names=rng.choice(NAMES),
         numeric=(schema.numeric if rng.random() < 0.5 else numeric) if kind != "text" else (),
@@ -104,15 +107,15 @@ def sample_recipe(schema: Schema, rng: random.Random, mistake_share: float) -> R
         validate=rng.random() < 0.2,
         comments=rng.random() < 0.3,
         helper=rng.random() < 0.3,
-        notebook=rng.random() < 0.4,
-        mistake=rng.choice(tuple(MISTAKES)) if rng.random() < mistake_share else "",
+        notebook=rng.random() < 0.5,
+        mistake=rng.choice([m for m in MISTAKES if m != impossible]) if rng.random() < mistake_share else "",
     )
 
 
 def improve_recipe(recipe: Recipe, schema: Schema, rng: random.Random, mistake_share: float) -> Recipe:
-    """Draw what an engineer would try next: another model, more features, without the mistake that was seen."""
+    """Draw what an engineer would try next: another model, perhaps other features, perhaps a mistake of its own."""
     fresh = sample_recipe(schema, rng, mistake_share)
-    features = fresh if rng.random() < 0.5 else recipe
+    features = fresh if rng.random() < 0.5 or fresh.mistake in ("column", "transform") else recipe
     return replace(
         fresh, names=recipe.names, helper=recipe.helper, numeric=features.numeric, text=features.text,
         length_of=features.length_of, log=features.log, vectorizer=features.vectorizer,

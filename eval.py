@@ -11,19 +11,21 @@ prediction is counted. Writes <run>/eval.json, <run>/selected.py, <run>/curves.p
 import argparse
 import json
 import math
-import os
 import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from checkpoint import UsageError, latest_checkpoint, load_secret, write_atomically
+import torch
+
+from checkpoint import UsageError, latest_checkpoint, load_checkpoint_policy, load_secret, write_atomically
 from config import Config, usage_error
-from model import Policy, load_policy
-from rollout import Collector, ImprovementPool
+from model import Policy
+from reward import InfraError, grade
+from rollout import Collector, Episode, ImprovementPool
 from sandbox import Sandbox
-from tasks import InvalidSubmission, Task
-from train import build_collector, init_processes, load_run_task
+from tasks import Task
+from train import build_collector, cores_per_rank, device, load_run_task
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -45,43 +47,43 @@ def expected_best_of_k(chosen_by: list[float], reported: list[float], k: int) ->
     n = len(chosen_by)
     if not 0 < k <= n:
         raise ValueError(f"best of {k} needs at least that many samples; there are {n}")
-    order = sorted(range(n), key=lambda i: chosen_by[i])
+    order = sorted(range(n), key=lambda i: (chosen_by[i], i))
     return sum(reported[i] * math.comb(rank, k - 1) for rank, i in enumerate(order)) / math.comb(n, k)
 
 
-def run_on_test(sandbox: Sandbox, task: Task, programs: list[str | None]) -> list[float | None]:
-    """Return each program's raw score on the private test split; None where there is none."""
+def run_on_test(collector: Collector, task: Task, episodes: list[Episode]) -> list[float | None]:
+    """Return the raw score on the private test split of each program that is valid on val; None for the others."""
     futures = [
-        None if p is None else sandbox.submit(p, task.public_dir, time_limit_s=task.time_limit_s, seed=0) for p in programs
+        collector.sandbox.submit(
+            e.program, task.public_dir, time_limit_s=task.time_limit_s, seed=collector.sample_seed(e.index)
+        )
+        if e.reward.score is not None
+        else None
+        for e in episodes
     ]
-    return [None if future is None else _grade(task, future.result()) for future in futures]
-
-
-def _grade(task: Task, execution) -> float | None:
-    if execution.status == "infra_error":
-        raise RuntimeError("the sandbox failed twice on one program (see its stderr above): run eval.py again")
-    if execution.status != "ok" or execution.submission is None:
-        return None
-    try:
-        return task.grade(execution.submission)
-    except InvalidSubmission:
-        return None
+    # reward.grade: a fault of ours ends the evaluation, it is never counted as the program's
+    return [None if future is None else grade(task, future.result())[0] for future in futures]
 
 
 def evaluate_policy(policy: Policy, collector: Collector, test_task: Task | None, n: int) -> tuple[dict, str | None]:
     """Return the statistics of n programs on val (and test), and the program that is best on val."""
     episodes = collector.collect(policy, range(n))
-    task, programs = collector.task, [e.program for e in episodes]
-    result = {"n": len(episodes)}
+    if not episodes:
+        raise InfraError("no program could be run")
+    result = {"n": len(episodes), "mean_reward": statistics.fmean(e.reward.total for e in episodes)}
     val = [e.reward.score for e in episodes]
     # Penalised programs (a constant, no model) may not be chosen: reward, not score, orders the samples.
     order = [e.reward.total for e in episodes]
-    result["val"] = summarise(task, order, val)
+    result["val"] = summarise(collector.task, order, val)
     if test_task is not None:
-        kept = [p if score is not None else None for p, score in zip(programs, val, strict=True)]
-        result["test"] = summarise(task, order, run_on_test(collector.sandbox, test_task, kept))
-    best = max(range(len(episodes)), key=lambda i: order[i], default=None)
-    return result, programs[best] if best is not None and val[best] is not None else None
+        result["test"] = summarise(test_task, order, run_on_test(collector, test_task, episodes))
+    best = episodes[best_index(order)]
+    return result, best.program if best.reward.score is not None else None
+
+
+def best_index(order: list[float]) -> int:
+    """Return the index of the largest; of equal ones the last, as expected_best_of_k has it."""
+    return max(range(len(order)), key=lambda i: (order[i], i))
 
 
 def summarise(task: Task, order: list[float], scores: list[float | None]) -> dict:
@@ -89,12 +91,11 @@ def summarise(task: Task, order: list[float], scores: list[float | None]) -> dic
     n, valid = len(scores), [s for s in scores if s is not None]
     filled = [task.baseline if s is None else s for s in scores]
     ks = [k for k in (2**i for i in range(20)) if k < n] + [n]
-    chosen = filled[max(range(n), key=lambda i: order[i])]
     return {
         "valid_frac": len(valid) / n,
         "mean": statistics.fmean(valid) if valid else None,
         "median": statistics.median(valid) if valid else None,
-        "best": chosen,
+        "best": filled[best_index(order)],
         "best_of_k": {str(k): expected_best_of_k(order, filled, k) for k in ks},
         "valid_at_k": {str(k): pass_at_k(n, len(valid), k) for k in ks},
     }
@@ -108,6 +109,7 @@ def table(result: dict) -> str:
         f"{what}, {start['n']} programs each, temperature {result['temperature']}",
         f"{'':24s} {'start':>9s} {'trained':>9s}",
     ]
+    lines.append(_row("mean reward", start["mean_reward"], trained["mean_reward"]))
     for split in [s for s in ("val", "test") if s in start]:
         a, b = start[split], trained[split]
         rows = [("valid", "valid_frac"), ("mean of valid", "mean"), ("median of valid", "median"), ("chosen by val", "best")]
@@ -129,6 +131,8 @@ def plot_curves(run_dir: Path) -> Path:
     from matplotlib import pyplot as plt
 
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    if not records:
+        raise UsageError(f"{run_dir} has no finished step: there is no curve to draw")
     steps = [r["step"] for r in records]
     figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex=True, layout="constrained")
     panels = (("reward/mean", "mean reward"), ("rollout/valid_frac", "valid fraction"), ("duration/mean_s", "mean Δt (s)"))
@@ -154,21 +158,22 @@ def evaluate_run(run_dir: Path, samples: int, split: str) -> dict:
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{run_dir} has no readable config.json ({error}); name the folder of a run") from error
     checkpoint = latest_checkpoint(run_dir)
-    init_processes(config)
+    torch.set_num_threads(config.threads or cores_per_rank())
     val_task = load_run_task(config, run_dir, "reward")
     test_task = load_run_task(config, run_dir, "test") if split == "test" else None
     result = {"task": val_task.name, "data": val_task.data, "metric": val_task.metric, "temperature": config.temperature}
-    with Sandbox(config.sandboxes or os.cpu_count(), memory_gib=config.memory_gib) as sandbox:
+    with Sandbox(config.sandboxes or cores_per_rank(), memory_gib=config.memory_gib) as sandbox:
         collector = build_collector(config, val_task, sandbox, load_secret(run_dir), ImprovementPool())
         collector = replace(collector, seed=f"{config.seed}/eval", improve_frac=0.0)
         for name, directory in (("start", run_dir / "step_0"), ("trained", checkpoint)):
             print(f"{name}: {samples} programs from {directory} ...", flush=True)
-            result[name], selected = evaluate_policy(load_policy(str(directory)), collector, test_task, samples)
+            result[name], selected = evaluate_policy(load_checkpoint_policy(directory, device()), collector, test_task, samples)
     write_atomically(run_dir / "eval.json", json.dumps(result, indent=2) + "\n")
     print(f"\nThe trained policy's program that is best on val:\n\n{selected or '(none is valid)'}")
     if selected:
         write_atomically(run_dir / "selected.py", selected)
-    print(f"{table(result)}\n\ncurves: {plot_curves(run_dir)}\nall numbers: {run_dir / 'eval.json'}")
+    print(f"{table(result)}\n\nall numbers: {run_dir / 'eval.json'}")
+    print(f"curves: {plot_curves(run_dir)}")
     return result
 
 
@@ -191,3 +196,6 @@ if __name__ == "__main__":
     except UsageError as error:
         print(f"eval.py: {error}", file=sys.stderr)
         sys.exit(2)
+    except (InfraError, OSError, KeyboardInterrupt) as error:
+        print(f"eval.py: {error or 'interrupted'}; nothing of the run was changed, run eval.py again", file=sys.stderr)
+        sys.exit(1)

@@ -138,7 +138,7 @@ def same_program(original: str, instrumented: str, token: str) -> bool:
         if any(is_marker(statement, token) for body in bodies for statement in body[:1]):
             return False
         return ast.dump(before) == ast.dump(strip_prints(after, token))
-    except RecursionError:
+    except (RecursionError, ValueError):  # ValueError: a hexadecimal literal too long to print as a decimal number
         return False
 
 
@@ -216,7 +216,7 @@ def find_steps(program: str) -> set[str]:
     tree = parse(program)
     try:
         return set() if tree is None else block_steps(tree.body, gather_facts(tree))
-    except RecursionError:
+    except (RecursionError, ValueError):
         return set()
 
 
@@ -358,7 +358,8 @@ def call_steps(call: ast.Call, facts: Facts) -> set[str]:
 def open_steps(call: ast.Call) -> set[str]:
     """Reading a file is loading data; opening one for writing saves the submission, unless it is named otherwise."""
     values = [*call.args[:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
-    modes = [v.value for v in values if isinstance(v, ast.Constant) and re.fullmatch("[rwaxbt+]{1,3}", str(v.value))]
+    modes = [v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)]
+    modes = [mode for mode in modes if re.fullmatch("[rwaxbt+]{1,3}", mode)]
     if not modes or "r" in modes[-1]:
         return {DATA}
     return {SAVED} if is_submission(call, "open") else set()
@@ -369,7 +370,8 @@ def is_submission(call: ast.Call, name: str) -> bool:
     if name in ("write", "writerow", "writerows", "write_text"):
         return not dotted(getattr(call.func, "value", None)).startswith("sys.std")
     path = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg in ("path_or_buf", "file"))]
-    texts = [str(part.value) for value in path for part in ast.walk(value) if isinstance(part, ast.Constant)]
+    constants = [part.value for value in path for part in ast.walk(value) if isinstance(part, ast.Constant)]
+    texts = [text for text in constants if isinstance(text, str)]
     return bool(path) and (not texts or any("submission" in text.lower() for text in texts))
 
 

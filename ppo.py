@@ -235,13 +235,13 @@ def update_kl_coefficient(coefficient, observed_kl, target):
 def update_value_statistics(policy, returns, action_mask, rate):
     """Move value_mean and value_std by rate towards those of the returns (B, T), reward units (PopArt, 1602.07714).
 
-    The head is rescaled so that no prediction moves; a new head (all zeros) has none to keep and starts at these moments.
-    No valid token, or a NaN: nothing changes. A collective.
+    The head is rescaled so that no prediction moves. A new head (all zeros) has none to keep, starts at these moments and
+    gives True. No valid token, or a NaN: nothing changes. A collective.
     """
     mean, std = masked_moments(returns, action_mask)
     if all_sum(action_mask.sum()) == 0 or not (mean + std).isfinite():
-        return
-    head, (old_mean, old_std) = policy.value_head, (policy.value_mean.double(), policy.value_std.double())
+        return False
+    head, (old_mean, old_std) = policy.value_head, torch.stack([policy.value_mean, policy.value_std]).double()  # copies
     rate = 1.0 if (fresh := not (head.weight.any() or head.bias.any())) else rate
     second = torch.lerp(old_std**2 + old_mean**2, std**2 + mean**2, rate)  # running E[x²]
     policy.value_mean.copy_(torch.lerp(old_mean, mean, rate))
@@ -249,6 +249,7 @@ def update_value_statistics(policy, returns, action_mask, rate):
     if not fresh:
         head.weight.mul_(old_std / policy.value_std)  # (1, D)
         head.bias.copy_((old_std * head.bias + old_mean - policy.value_mean) / policy.value_std)  # (1,)
+    return fresh
 
 
 # one update
@@ -268,7 +269,7 @@ def select_rows(batch, rows):
     return {name: x[rows][:, :length] if x.dim() == 2 else x[rows] for name, x in batch.items()}
 
 
-def build_batch(policy, experience, advantages, returns, weights):
+def build_batch(policy, experience, values, advantages, returns, weights):
     """Gather what the losses read into a dict of tensors with one row per episode; values in the head's units."""
     mask, mean, std = experience.action_mask, policy.value_mean, policy.value_std  # (B, T), (), ()
     batch = {
@@ -276,7 +277,7 @@ def build_batch(policy, experience, advantages, returns, weights):
         "action_mask": mask,
         "behaviour_logprobs": masked(experience.behaviour_logprobs, mask),
         "reference_logprobs": masked(experience.reference_logprobs, mask),
-        "old_values": masked((experience.values - mean) / std, mask),
+        "old_values": masked((values - mean) / std, mask),
         "returns": masked((returns - mean) / std, mask),
         "advantages": advantages,
         "weights": weights,
@@ -378,9 +379,9 @@ def update(policy, optimizer, experience, *, epochs, minibatches, micro_batch_to
     advantages, returns = compute_gae(experience.rewards, experience.values, mask, gamma, gae_lambda)  # (B, T)
     weights = duration_weights(experience.durations, duration_weight, experience.task_index, duration_cap)  # (B,)
     metrics = batch_metrics(experience, advantages, returns, weights)
-    if normalise_returns:
-        update_value_statistics(policy, returns, mask, value_stats_rate)
-    batch = build_batch(policy, experience, masked_whiten(advantages, mask, failed), returns, weights)
+    fresh = normalise_returns and update_value_statistics(policy, returns, mask, value_stats_rate)
+    values = policy.value_mean.expand(mask.shape) if fresh else experience.values  # (B, T): a new head predicts the mean
+    batch = build_batch(policy, experience, values, masked_whiten(advantages, mask, failed), returns, weights)
     loss_fn = partial(compute_loss, policy, temperature=temperature, clip_eps=clip_eps, value_clip_eps=value_clip_eps,
                       value_coef=value_coef, entropy_coef=entropy_coef, kl_coef=kl_coef, dual_clip=dual_clip,
                       detach_value=detach_value)

@@ -5,6 +5,7 @@ context of the tiny policy. An improvement prompt adds an earlier program, the t
 """
 
 import ast
+import functools
 import re
 import warnings
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ def _full_lines(task: Task, memory_gib: float) -> list[str]:
     ]  # fmt: skip
 
 
+@functools.lru_cache(maxsize=16)  # two files are read and parsed; the same for every prompt of a task
 def _preview(task: Task) -> list[str]:
     """List each table with its rows, columns, dtypes, and the first row, cells cut at 40 characters."""
     lines = []

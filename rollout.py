@@ -1,14 +1,16 @@
 """Collection: prompts -> sampled responses -> instrumented programs in sandboxes -> rewards -> tensors for the learner.
 
 Collection is synchronous: every program of a batch is sampled by the same policy and all of them are waited for. Everything
-random about an episode (its kind, the earlier program it shows, its tokens, its program's seed) follows from the run's seed
-and the episode's global index alone, so that neither the batch size, nor the number of ranks, nor a resume changes it.
+random about an episode (its kind, the choice of the earlier program it shows, its tokens, its program's seed) is drawn from the
+run's seed and the episode's global index alone, so that neither the number of ranks nor a resume changes it.
 
 Letters: B episodes, T tokens, N new tokens, U distinct prompts, P prompt tokens, V vocabulary.
 """
 
 import hashlib
 import random
+import re
+import sys
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
@@ -16,13 +18,14 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
 import ppo
-from instrument import instrument, new_token, strip_markers
+from instrument import MILESTONES, instrument, marker, new_token, strip_markers
 from model import Policy
 from prompts import Attempt, build_prompt, encode_prompt, extract_program
 from reward import InfraError, Reward, compute_reward
 from sandbox import Execution, Sandbox
 from tasks import Task
 
+KEPT_CHARS = 4000  # of the head and of the tail of each output stream, in episodes
 NO_PROGRAM = Execution(status="error", exit_code=None, stdout="", stderr="the response holds no program", duration_s=1e-3)
 
 
@@ -53,10 +56,9 @@ class Episode:
     reward: Reward
 
     def record(self) -> dict:
-        """Return what <run>/episodes.jsonl keeps: everything but the submission's bytes."""
+        """Return what <run>/episodes.jsonl keeps."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("execution", "reward")}
-        execution = {k: v for k, v in asdict(self.execution).items() if k != "submission"}
-        return {**fields, "execution": execution, "reward": asdict(self.reward)}
+        return {**fields, "execution": asdict(self.execution), "reward": asdict(self.reward)}
 
 
 # ---------------------------------------------------------------------------------------------------------------- sampling
@@ -178,7 +180,7 @@ class ImprovementPool:
             if episode.program is None:
                 continue
             score = None if episode.reward.score is None else episode.reward.total
-            attempt = Attempt(episode.program, tail_of_output(episode.execution), score)
+            attempt = Attempt(episode.program, tail_of_output(episode.execution, episode.reward), score)
             if attempt.score is not None and attempt.program not in [a.program for _, a in self.best]:
                 self.best = sorted([*self.best, (episode.reward.total, attempt)], key=lambda x: -x[0])[: self.best_size]
             self.recent = [*self.recent, attempt][-self.recent_size :]
@@ -195,11 +197,24 @@ class ImprovementPool:
         self.recent = [Attempt(**a) for a in state["recent"]]
 
 
-def tail_of_output(execution: Execution) -> str:
-    """Return what an engineer would look at first: the last line of the traceback, else the last lines printed."""
-    text = execution.stderr if execution.status != "ok" and execution.stderr.strip() else execution.stdout
-    lines = [line for line in text.splitlines() if line.strip()]
-    return "\n".join(lines[-3:] if execution.status == "ok" else lines[-1:])
+def tail_of_output(execution: Execution, reward: Reward) -> str:
+    """Return what an engineer would look at first: why the program failed, else the last lines it printed.
+
+    Paths of the run's own directory and object addresses are left out: they would make a resumed run differ.
+    """
+    lines = [line for line in execution.stdout.splitlines() if line.strip()]
+    text = reward.reason if reward.score is None else "\n".join(lines[-3:])
+    return re.sub(r"0x[0-9a-f]{6,}", "0x", re.sub(r"/\S*/run-\d+", ".", text))
+
+
+def as_logged(execution: Execution, token: str) -> Execution:
+    """Return the execution as episodes keep it: without our markers, the submission, and the middle of long output."""
+    stderr = execution.stderr
+    for milestone in MILESTONES:  # a traceback quotes the instrumented line
+        stderr = stderr.replace("; " + marker(milestone, token), "")
+    texts = {"stdout": strip_markers(execution.stdout, token), "stderr": stderr}
+    cut = {name: t if len(t) <= 2 * KEPT_CHARS else t[:KEPT_CHARS] + "\n...\n" + t[-KEPT_CHARS:] for name, t in texts.items()}
+    return replace(execution, submission=None, **cut)
 
 
 @dataclass
@@ -234,7 +249,8 @@ class Collector:
             token = self._token(index)
             try:
                 reward = compute_reward(self.task, program or "", execution, token, **self.reward_options)
-            except InfraError:
+            except InfraError as error:
+                print(f"left out of the batch: program {index}: {error}", file=sys.stderr)
                 continue
             episodes.append(
                 Episode(
@@ -248,7 +264,7 @@ class Collector:
                     policy_version=policy_version,
                     response=text,
                     program=program,
-                    execution=replace(execution, stdout=strip_markers(execution.stdout, token)),
+                    execution=as_logged(execution, token),
                     reward=reward,
                 )
             )
@@ -272,7 +288,7 @@ class Collector:
             distinct = sorted(set(map(tuple, rows)))
             responses += generate(
                 policy, [list(ids) for ids in distinct], [distinct.index(tuple(ids)) for ids in rows],
-                [self._sample_seed(index) for index in indices[start : start + self.sample_batch]],
+                [self.sample_seed(index) for index in indices[start : start + self.sample_batch]],
                 max_new_tok=self.max_new_tok, temperature=self.temperature,
             )  # fmt: skip
         return responses
@@ -286,12 +302,12 @@ class Collector:
             instrumented, _ = instrument(program, self._token(index))
             futures.append(
                 self.sandbox.submit(
-                    instrumented, self.task.public_dir, time_limit_s=self.task.time_limit_s, seed=self._sample_seed(index)
+                    instrumented, self.task.public_dir, time_limit_s=self.task.time_limit_s, seed=self.sample_seed(index)
                 )
             )
         return [NO_PROGRAM if future is None else future.result() for future in futures]
 
-    def _sample_seed(self, index: int) -> int:
+    def sample_seed(self, index: int) -> int:
         return int.from_bytes(hashlib.sha256(f"{self.seed}/sample/{index}".encode()).digest()[:4], "big")
 
     def _token(self, index: int) -> str:
@@ -314,7 +330,7 @@ def to_experience(
     Masks come from the lengths that were sampled, never from token ids: a pad may equal the end of sequence.
     """
     device = policy.device
-    width = max(len(e.prompt_ids) + len(e.response_ids) for e in episodes)
+    width = max((len(e.prompt_ids) + len(e.response_ids) for e in episodes), default=1)  # a rank may have no episode
     tokens = torch.zeros(len(episodes), width, dtype=torch.long)  # (B, T)
     action_mask = torch.zeros(len(episodes), width, dtype=torch.bool)  # (B, T)
     behaviour_logprobs = torch.zeros(len(episodes), width)  # (B, T)
@@ -338,7 +354,7 @@ def to_experience(
     return ppo.Experience(
         tokens=tokens, action_mask=action_mask, behaviour_logprobs=behaviour_logprobs.to(device),
         reference_logprobs=reference_logprobs, values=values, rewards=rewards.to(device),
-        durations=torch.tensor([e.execution.duration_s for e in episodes], device=device),
+        durations=torch.tensor([e.execution.duration_s for e in episodes], dtype=torch.float32, device=device),
         task_index=torch.zeros(len(episodes), dtype=torch.long, device=device),
-        failed=torch.tensor([e.reward.score is None for e in episodes], device=device),
+        failed=torch.tensor([e.reward.score is None for e in episodes], dtype=torch.bool, device=device),
     )  # fmt: skip

@@ -15,8 +15,8 @@ from tasks import Task
 HEADER = "  step |  reward | valid |  best | milest |    Δt s |    kl |  clip | entropy |  tok/s |   eta"
 
 
-def episode_metrics(episodes: list[Episode], task: Task) -> dict[str, float]:
-    """Summarise a batch of episodes. Fractions are of all episodes; score metrics of the valid ones."""
+def episode_metrics(episodes: list[Episode], task: Task, batch_size: int) -> dict[str, float]:
+    """Summarise a batch of episodes. Fractions are of all that were collected; score metrics of the valid ones."""
     n = len(episodes)
     valid = [e for e in episodes if e.reward.score is not None]
     durations = np.array([e.execution.duration_s for e in episodes])
@@ -40,6 +40,7 @@ def episode_metrics(episodes: list[Episode], task: Task) -> dict[str, float]:
         better = scores.max() if task.higher_is_better else scores.min()
         metrics |= {"rollout/score_mean": float(scores.mean()), "rollout/score_best": float(better)}
     metrics |= {f"milestone/{name}": sum(name in e.reward.milestones for e in episodes) / n for name in MILESTONES}
+    metrics["sandbox/infra_frac"] = 1 - n / batch_size  # programs left out, since the fault was ours
     for status in ("ok", "error", "timeout", "oom", "output_limit"):
         metrics[f"sandbox/{status}_frac"] = sum(e.execution.status == status for e in episodes) / n
     return metrics

@@ -11,12 +11,12 @@ episodes.jsonl, step_N/ (checkpoints), latest, events of TensorBoard. Then: pyth
 import dataclasses
 import json
 import os
-import resource
 import signal
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -32,9 +32,11 @@ from rollout import Collector, ImprovementPool, to_experience
 from runlog import RunLog, episode_metrics
 from sandbox import Sandbox
 from tasks import Task, load_task
-from warmstart import WarmStart, load_warm_policy
+from warmstart import WarmStart, cache_dir, load_warm_policy
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 # ------------------------------------------------------------------------------------------------------------------ set-up
@@ -46,20 +48,19 @@ def load_run_task(config: Config, run_dir: Path, split: str) -> Task:
     try:
         return load_task(config.task, run_dir / "public", split, seed=config.seed, salt=checkpoint.load_secret(run_dir),
                          data_dir=data_dir, time_limit_s=config.time_limit_s)  # fmt: skip
-    except (ValueError, FileNotFoundError) as error:
-        raise UsageError(str(error).replace("\n", " ")) from error
-    except OSError as error:
-        raise UsageError(f"--run-dir {run_dir} cannot be written ({error}); name another folder") from error
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        reason = str(error).replace("\n", " ")
+        raise UsageError(f"the data of {config.task} cannot be used: {reason}") from error
 
 
 def open_run(config: Config, is_new: bool) -> Path:
-    """Make the run's folder, or find it; write config.json. Raises UsageError."""
+    """Make the run's folder, or find it. Raises UsageError."""
     run_dir = Path(config.run_dir)
     if is_new and (run_dir / "latest").exists():
         raise UsageError(f"--run-dir {run_dir} already holds a run: go on with --resume {run_dir}, or name another folder")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_atomically(run_dir / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+        tempfile.TemporaryFile(dir=run_dir).close()
     except OSError as error:
         raise UsageError(f"--run-dir {run_dir} cannot be written ({error}); name another folder") from error
     return run_dir
@@ -69,11 +70,16 @@ def load_start(config: Config, task: Task) -> Policy:
     """Return the policy that training starts from. Raises UsageError for an unknown model."""
     try:
         if config.model == "tiny":
-            policy = load_warm_policy(task, WarmStart(demonstrations=config.demonstrations)).to(DEVICE)
+            settings = WarmStart(demonstrations=config.demonstrations, memory_gib=config.memory_gib)
+            policy = load_warm_policy(task, settings).to(device())
         else:
-            policy = load_policy(config.model, DEVICE)
+            policy = load_policy(config.model, device())
     except ValueError as error:
         raise UsageError(str(error)) from error
+    except OSError as error:
+        raise UsageError(
+            f"$NANOMLE_CACHE {cache_dir()} cannot be used ({error}); set it to a folder that can be written"
+        ) from error
     prompt = build_prompt(task, brief=config.model == "tiny", memory_gib=config.memory_gib)
     length = len(encode_prompt(policy.tokenizer, prompt))
     if length > config.max_prompt_tok:
@@ -114,7 +120,7 @@ class TrainerState:
     generator: torch.Generator  # order of the minibatches
     guard: ppo.NonFiniteGuard
 
-    def save(self, run_dir: Path, config: Config, policy: Policy, optimizer) -> None:
+    def save(self, run_dir: Path, policy: Policy, optimizer) -> None:
         state = {"step": self.step, "kl_coef": self.kl_coef, "pool": self.pool.state(), "generator": self.generator.get_state(),
                  "skipped_in_a_row": self.guard.in_a_row, "optimizer": optimizer.state_dict()}  # fmt: skip
         checkpoint.save_checkpoint(run_dir, self.step, policy, state)
@@ -133,11 +139,14 @@ def train(
     rank, world = _rank_and_world()
     share = config.batch_size // world
     log = RunLog(run_dir, state.step, config.steps) if rank == 0 else None
-    stop = _stop_after_this_step()
-    while state.step < config.steps and not stop:
+    interrupted, stopping = _stop_after_this_step(), False
+    while state.step < config.steps and not stopping:
         started = time.monotonic()
         first = state.step * config.batch_size + rank * share  # global sample indices: the same programs for any world size
         episodes = collector.collect(policy, range(first, first + share), state.step)
+        all_episodes = _gather(episodes)
+        if not all_episodes:
+            raise RuntimeError("every program of this step ended in an infra_error: is the disk full, are processes limited?")
         collected = time.monotonic()
         experience = to_experience(
             episodes, policy, reference, temperature=config.temperature, micro_batch_tok=config.micro_batch_tok
@@ -145,28 +154,29 @@ def train(
         metrics = update(config, policy, optimizer, experience, state) | {"policy/kl_coef": state.kl_coef}
         updated = time.monotonic()
 
-        all_episodes = _gather(episodes)
         state.pool.add(all_episodes)
         state.kl_coef = ppo.update_kl_coefficient(state.kl_coef, metrics["policy/kl_ref"], config.kl_target)
         state.step += 1
+        stopping = bool(ppo.all_max(torch.tensor([float(bool(interrupted))], device=policy.device)))  # all ranks, or none
         if log:
-            metrics |= episode_metrics(all_episodes, collector.task)
+            metrics |= episode_metrics(all_episodes, collector.task, config.batch_size)
             metrics |= {"time/collect_s": collected - started, "time/update_s": updated - collected, "time/rss_mib": rss_mib()}
             log.write(state.step, all_episodes, metrics)
-            if state.step % config.save_every == 0 or state.step == config.steps or stop:
-                state.save(run_dir, config, policy, optimizer)
-    return not stop
+            if state.step % config.save_every == 0 or state.step == config.steps or stopping:
+                state.save(run_dir, policy, optimizer)
+    return state.step >= config.steps
 
 
 def update(config: Config, policy: Policy, optimizer, experience: ppo.Experience, state: TrainerState) -> dict[str, float]:
-    """One PPO update with this step's schedules."""
+    """One PPO update with this step's schedules: learning rate and entropy weight fall linearly to 0 over the run."""
+    remaining = 1 - state.step / config.steps
     for group in optimizer.param_groups:
-        group["lr"] = group["base_lr"] * min(1.0, (state.step + 1) / max(1, config.warmup_steps))
+        group["lr"] = group["base_lr"] * remaining * min(1.0, (state.step + 1) / max(1, config.warmup_steps))
     return ppo.update(
         policy, optimizer, experience, epochs=config.epochs, minibatches=config.minibatches,
         micro_batch_tok=config.micro_batch_tok, gamma=config.gamma, gae_lambda=config.gae_lambda, clip_eps=config.clip_eps,
         value_clip_eps=config.value_clip_eps, value_coef=config.value_coef, kl_coef=state.kl_coef,
-        entropy_coef=config.entropy_coef * (1 - state.step / config.steps), max_grad_norm=config.max_grad_norm,
+        entropy_coef=config.entropy_coef * remaining, max_grad_norm=config.max_grad_norm,
         temperature=config.temperature, duration_weight=config.duration_weight, duration_cap=config.duration_cap,
         advantage_mode=config.advantage, normalise_returns=config.normalise_returns,
         detach_value=config.detach_value, generator=state.generator, guard=state.guard,
@@ -189,26 +199,29 @@ def _gather(episodes: list) -> list:
 
 def _stop_after_this_step() -> list:
     """Return a list that is empty until Ctrl-C: the step in progress is finished and saved. A second Ctrl-C stops at once."""
-    stop = []
+    interrupted = []
 
     def on_interrupt(*_):
-        stop.append(True)
+        interrupted.append(True)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         print("\nCtrl-C: finishing this step and saving; once more to stop at once", file=sys.stderr, flush=True)
 
     signal.signal(signal.SIGINT, on_interrupt)
-    return stop
+    return interrupted
 
 
-def init_processes(config: Config) -> int:
-    """Join torchrun's process group, if there is one; return this rank. Threads: the cores, shared by the ranks."""
-    world, local = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // local))
-    if world == 1:
+def cores_per_rank() -> int:
+    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def init_processes() -> int:
+    """Join torchrun's process group, if there is one; return this rank."""
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         return 0
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(hours=2))  # a rank may wait for a download, or for slow programs
     return dist.get_rank()
 
 
@@ -218,16 +231,15 @@ def print_plan(config: Config, task: Task) -> None:
     print(
         f"{config.steps} steps of {config.batch_size} programs, at most {task.time_limit_s:g} s, {config.memory_gib:g} GiB each"
     )
-    print(f"prompt:\n{build_prompt(task, brief=config.model == 'tiny')}\n")
+    print(f"prompt:\n{build_prompt(task, brief=config.model == 'tiny', memory_gib=config.memory_gib)}\n")
     print(json.dumps(dataclasses.asdict(config), indent=2))
 
 
 def rss_mib() -> float:
-    """Return the resident memory of this process, MiB; where there is no /proc, its peak so far."""
+    """Return the resident memory of this process, MiB; NaN where there is no /proc."""
     status = Path("/proc/self/statm")
-    if status.exists():
-        return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    pages = int(status.read_text().split()[1]) if status.exists() else float("nan")
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def main(argv: list[str]) -> int:
@@ -238,22 +250,29 @@ def main(argv: list[str]) -> int:
         return 0
 
     # set-up
-    rank = init_processes(config)
+    torch.set_num_threads(config.threads or cores_per_rank())
+    rank = init_processes()
     if rank > 0:
         dist.barrier()  # rank 0 makes the folder, the secret and the warm start; the others find them
     run_dir = open_run(config, is_new=resume is None and rank == 0)
     task = load_run_task(config, run_dir, "reward")
-    start = load_policy(str(run_dir / "step_0"), DEVICE) if resume else load_start(config, task)
+    if resume:
+        newest = checkpoint.latest_checkpoint(run_dir)
+        policy = checkpoint.load_checkpoint_policy(newest, device())
+        reference = checkpoint.load_checkpoint_policy(run_dir / "step_0", device()).requires_grad_(False)
+    else:
+        policy = load_start(config, task)
+        reference = frozen_copy(policy)
     if rank == 0 and dist.is_initialized():
         dist.barrier()
-    policy = load_policy(str(checkpoint.latest_checkpoint(run_dir)), DEVICE) if resume else start
-    reference = frozen_copy(start)
     optimizer = build_optimizer(config, policy)
     state = TrainerState(0, config.kl_coef, ImprovementPool(), torch.Generator().manual_seed(config.seed), ppo.NonFiniteGuard())
+    if rank == 0:
+        checkpoint.write_atomically(run_dir / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
     if resume:
-        state.load(checkpoint.load_trainer_state(checkpoint.latest_checkpoint(run_dir)), optimizer)
+        state.load(checkpoint.load_trainer_state(newest), optimizer)
     elif rank == 0:
-        state.save(run_dir, config, policy, optimizer)  # step_0: the reference, and the left column of eval.py
+        state.save(run_dir, policy, optimizer)  # step_0: the reference, and the left column of eval.py
 
     if config.duration_weight != "none" and rank == 0:
         print(
@@ -263,13 +282,15 @@ def main(argv: list[str]) -> int:
         )
 
     # the loop
-    with Sandbox(config.sandboxes or os.cpu_count(), memory_gib=config.memory_gib) as sandbox:
+    with Sandbox(config.sandboxes or cores_per_rank(), memory_gib=config.memory_gib) as sandbox:
         collector = build_collector(config, task, sandbox, checkpoint.load_secret(run_dir), state.pool)
         finished = train(config, run_dir, policy, reference, optimizer, state, collector)
-    if not finished:
-        print(f"train.py: stopped at step {state.step}; go on with: python train.py --resume {run_dir}", file=sys.stderr)
-    elif rank == 0:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if rank == 0 and finished:
         print(f"done: {run_dir}; next: python eval.py {run_dir}")
+    elif rank == 0:
+        print(f"train.py: stopped at step {state.step}; go on with: python train.py --resume {run_dir}", file=sys.stderr)
     return 0 if finished else 1
 
 
@@ -279,3 +300,9 @@ if __name__ == "__main__":
     except UsageError as error:
         print(f"train.py: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("train.py: interrupted; if the run has a checkpoint, --resume goes on from it", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:
+        print(f"train.py: {error}; free the disk or the resource it names, then --resume the run", file=sys.stderr)
+        sys.exit(1)

@@ -1,6 +1,6 @@
 """Warm start of the tiny policy: demonstrations -> tokenizer -> supervised fine-tuning -> the policy that RL starts from.
 
-    python warmstart.py --task random-pizza        # makes it, or finds it in the cache, and prints a sample
+    python warmstart.py --task random-pizza        # makes it, or finds it in the cache, and prints a demonstration
 
 The result is cached under $NANOMLE_CACHE or ~/.cache/nanomle, keyed by a hash of everything it depends on: the prompt, the
 schema, the settings, the sources of the code that makes it, the library versions. It is written aside and renamed, so a
@@ -39,12 +39,13 @@ WORDS = r" ?[A-Za-z_]+|\d| ?[^\w\s]+\n?|\s+|."
 class WarmStart:
     """Settings of the warm start of the tiny policy."""
 
-    demonstrations: int = 3500
+    demonstrations: int = 4500
     improve_share: float = 0.25
-    mistake_share: float = 0.6
+    mistake_share: float = 0.8
     batch_size: int = 8
     learning_rate: float = 5e-3
     vocabulary: int = 1536
+    memory_gib: float = 4.0  # named in the prompts
     seed: int = 0
 
 
@@ -54,14 +55,16 @@ def cache_dir() -> Path:
 
 
 def load_warm_policy(task: Task, settings: WarmStart = WarmStart()) -> Policy:  # noqa: B008 (frozen)
-    """Return the warm-started tiny policy of a task, from the cache or made now (a few minutes on two cores)."""
+    """Return the warm-started tiny policy of a task, from the cache or made now (a few minutes on two cores).
+
+    Raises OSError when the cache cannot be written, ValueError for a task that the demonstrations do not cover.
+    """
     target = cache_dir() / f"tiny-{task.name}-{_cache_key(task, settings)}"
     if not target.exists():
-        policy = _build(task, settings)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)  # before the work of minutes: it may be refused
         aside = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
         try:
-            save_policy(policy, aside)
+            save_policy(_build(task, settings), aside)
             aside.rename(target)
         except OSError:
             if not target.exists():  # else another process finished first: its result is the same
@@ -73,7 +76,7 @@ def load_warm_policy(task: Task, settings: WarmStart = WarmStart()) -> Policy:  
 
 def _cache_key(task: Task, settings: WarmStart) -> str:
     here = Path(__file__).parent
-    parts = [build_prompt(task, brief=True), repr(task.schema), repr(asdict(settings))]
+    parts = [build_prompt(task, brief=True, memory_gib=settings.memory_gib), repr(task.schema), repr(asdict(settings))]
     parts += [(here / name).read_text() for name in SOURCES]
     parts += [torch.__version__, transformers.__version__, tokenizers.__version__]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -93,7 +96,7 @@ def _demonstration(task: Task, settings: WarmStart, index: int) -> tuple[str, st
     earlier, response = sample_demonstration(
         task.schema, rng, improve_share=settings.improve_share, mistake_share=settings.mistake_share
     )
-    return build_prompt(task, earlier, brief=True), response
+    return build_prompt(task, earlier, brief=True, memory_gib=settings.memory_gib), response
 
 
 def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
@@ -175,19 +178,21 @@ def _optimizers(lm: torch.nn.Module, learning_rate: float) -> list[torch.optim.O
     return optimizers
 
 
-def main() -> None:
+def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--task", default="random-pizza", help="name of the task")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as root:
         try:
             task = load_task(args.task, Path(root), "reward")
-        except ValueError as error:
-            sys.exit(f"warmstart.py: {error}")
-        policy = load_warm_policy(task)
+            policy = load_warm_policy(task)
+        except (ValueError, OSError) as error:
+            print(f"warmstart.py: {error}", file=sys.stderr)
+            return 2
     print(f"{sum(p.numel() for p in policy.lm.parameters()):,} parameters, {len(policy.tokenizer)} tokens")
     print(_demonstration(task, WarmStart(), 0)[1])
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

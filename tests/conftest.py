@@ -1,6 +1,9 @@
 """Shared by the tests: one torch thread, a toy model, the twin of random-pizza, and a quickly warm-started tiny policy."""
 
 import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test reaches for the network
+
 import subprocess
 import sys
 from pathlib import Path

@@ -11,7 +11,15 @@ import pytest
 import torch
 
 import checkpoint
-from checkpoint import UsageError, drop_lines_from, latest_checkpoint, load_secret, load_trainer_state, save_checkpoint
+from checkpoint import (
+    UsageError,
+    drop_lines_from,
+    latest_checkpoint,
+    load_checkpoint_policy,
+    load_secret,
+    load_trainer_state,
+    save_checkpoint,
+)
 from model import load_policy
 
 
@@ -48,7 +56,7 @@ def test_killed_while_saving_the_newest_checkpoint_loads(policy, tmp_path):
         load_policy(str(path))
 
 
-@pytest.mark.parametrize("harm", ["no run", "no pointer", "missing file", "cut file"])
+@pytest.mark.parametrize("harm", ["no run", "no pointer", "missing file", "cut file", "no weights", "cut weights"])
 def test_a_missing_or_broken_run_is_refused_in_one_line(policy, tmp_path, harm):
     run = tmp_path / "run"
     if harm != "no run":
@@ -59,7 +67,12 @@ def test_a_missing_or_broken_run_is_refused_in_one_line(policy, tmp_path, harm):
         (run / "step_1" / "value_head.safetensors").unlink()
     if harm == "cut file":
         (run / "step_1" / "trainer.pt").write_bytes(b"PK")
+    if harm == "no weights":
+        (run / "step_1" / "model.safetensors").unlink()
+    if harm == "cut weights":
+        (run / "step_1" / "model.safetensors").write_bytes(b"\0" * 100)
     with pytest.raises(UsageError) as error:
+        load_checkpoint_policy(latest_checkpoint(run), "cpu")
         load_trainer_state(latest_checkpoint(run))
     assert "\n" not in str(error.value)
 

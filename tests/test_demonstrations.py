@@ -82,10 +82,19 @@ def test_fine_tuning_lowers_the_loss_and_any_text_survives_the_tokenizer(policy)
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_schema_that_is_not_covered_is_refused(pizza):
+    with pytest.raises(ValueError, match="binary"):
+        sample_recipe(replace(pizza.schema, problem="regression"), random.Random(0), 0.0)
+
+
 def test_the_cache_is_used_keyed_by_what_it_depends_on_and_never_half_made(pizza, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOMLE_CACHE", str(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(warmstart, "save_policy", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        patch.setattr(warmstart, "save_policy", interrupt)
         with pytest.raises(KeyboardInterrupt):
             load_warm_policy(pizza, TINY_SETTINGS)
     assert not list(tmp_path.iterdir())

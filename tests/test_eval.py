@@ -53,9 +53,14 @@ def test_the_choice_is_made_by_the_reward_not_by_the_reported_split():
     assert result["best"] == 0.6 and result["best_of_k"]["2"] == 0.6
 
 
+def test_of_equal_rewards_every_row_takes_the_same_sample():
+    result = summarise(TASK, [0.3, 0.3, 0.1], [0.6, 0.9, 0.7])
+    assert result["best"] == result["best_of_k"]["3"]
+
+
 def test_nothing_valid_is_reported_as_such():
     result = summarise(TASK, [-10.0, -9.0], [None, None])
     assert result["valid_frac"] == 0 and result["mean"] is None and result["best"] == 0.5
-    one = {"n": 2, "val": result}
+    one = {"n": 2, "mean_reward": -9.5, "val": result}
     text = table({"task": "t", "data": "twin", "metric": "auc", "temperature": 0.7, "start": one, "trained": one})
     assert "–" in text and "twin" in text

@@ -373,3 +373,8 @@ def test_find_steps_names_what_a_program_does():
     assert find_steps(PIPELINE) == set(MILESTONES)
     assert find_steps("def main():\n    model.fit(X)\n") == find_steps("x = (") == set()
     assert find_steps("def main():\n    model.fit(X)\nmain()") == {"TRAINING_COMPLETE"}
+
+
+def test_a_literal_too_long_for_decimal_digits_is_run_as_it_is():
+    program = "x = 0x" + "f" * 5000 + "\nimport os\nopen('a', 0x" + "f" * 5000 + ")\n"
+    assert instrument(program, "ab")[0] == program and find_steps(program) <= set(MILESTONES)

@@ -245,7 +245,7 @@ def loss_gradients(weights):
     """Loss metrics and gradients of one micro-batch, off the behaviour policy, under these duration weights."""
     experience, policy = sample_experience(ToyPolicy()), ToyPolicy(seed=3)
     advantages, returns = ppo.compute_gae(experience.rewards, experience.values, experience.action_mask, 1.0, 0.95)
-    batch = ppo.build_batch(policy, experience, advantages, returns, weights)
+    batch = ppo.build_batch(policy, experience, experience.values, advantages, returns, weights)
     keys = ("temperature", "clip_eps", "value_clip_eps", "value_coef", "entropy_coef", "kl_coef")
     loss, metrics = ppo.compute_loss(
         policy, batch, 26, **{key: SETTINGS[key] for key in keys}, dual_clip=None, detach_value=False)

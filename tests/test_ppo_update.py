@@ -180,3 +180,16 @@ def test_two_ranks_take_the_step_of_one(two_ranks, share):  # cases 15, 19
 def test_ranks_with_different_numbers_of_micro_batches_do_not_deadlock(two_ranks):  # case 19
     a, b = (rank["uneven"] for rank in two_ranks)
     assert torch.equal(a[0], b[0]) and a[1] == b[1]
+
+
+def test_a_new_value_head_starts_at_the_mean_of_the_first_returns():
+    policy = ToyPolicy()
+    torch.nn.init.zeros_(policy.value_head.weight)
+    torch.nn.init.zeros_(policy.value_head.bias)
+    experience = sample_experience(policy)
+    mask, returns = experience.action_mask, torch.where(experience.action_mask, -8.0 + experience.rewards, 0.0)
+    assert ppo.update_value_statistics(policy, returns, mask, 0.1)
+    close(policy.value_mean, returns[mask].mean())
+    batch = ppo.build_batch(policy, experience, policy.value_mean.expand(mask.shape), returns, returns, experience.durations)
+    close(batch["old_values"], torch.zeros_like(batch["old_values"]))  # what the head outputs: nothing is clipped
+    assert not ppo.update_value_statistics(ToyPolicy(), returns, mask, 0.1)

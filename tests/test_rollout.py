@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import ppo
+from instrument import marker
 from prompts import Attempt
 from reward import Reward
-from rollout import Collector, Episode, ImprovementPool, generate, tail_of_output, to_experience
+from rollout import Collector, Episode, ImprovementPool, as_logged, generate, tail_of_output, to_experience
 from sandbox import Execution
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [40, 41, 42]]
@@ -95,6 +96,11 @@ def test_masks_come_from_lengths_and_rewards_land_on_the_last_token(policy):
     assert x.tokens.tolist() == [[2, 5, 6, 2, 0], [1, 5, 6, 2, 2]]
 
 
+def test_a_rank_without_episodes_still_has_an_experience(policy):
+    x = to_experience([], policy, policy, temperature=1.0, micro_batch_tok=100)
+    assert x.tokens.shape == x.values.shape == (0, 1) and x.failed.dtype == torch.bool
+
+
 def test_values_are_in_reward_units(policy):
     policy.value_mean.fill_(-8.0)
     policy.value_std.fill_(2.0)
@@ -125,9 +131,21 @@ def test_the_pool_keeps_the_best_and_the_latest_and_survives_json():
     assert other == pool and other.best[0][1] == Attempt("p2", "", 0.9)
 
 
-def test_the_tail_of_output_is_the_error_or_the_last_lines():
-    assert tail_of_output(Execution("error", 1, "a\n", "Traceback\n  line\nKeyError: 'x'\n")) == "KeyError: 'x'"
-    assert tail_of_output(Execution("ok", 0, "1\n2\n3\n4\n", "warning")) == "2\n3\n4"
+def test_the_tail_of_output_is_the_reason_or_the_last_lines_without_what_differs_from_run_to_run():
+    valid, failed = (
+        Reward(0.5, score=0.7),
+        Reward(-9.9, reason="error: KeyError: <x at 0x7f12ab34cd> in /tmp/nanomle-ab/run-12/a.csv"),
+    )
+    assert tail_of_output(Execution("ok", 0, "1\n2\n3\n4\n", "warning"), valid) == "2\n3\n4"
+    assert tail_of_output(Execution("error", 1, "1\n"), failed) == "error: KeyError: <x at 0x> in ./a.csv"
+
+
+def test_logged_output_holds_no_marker_no_submission_and_no_megabytes():
+    token = "0123456789abcdef"
+    stderr = f"    x = 1; {marker('DATA_LOADED', token)}\nValueError: no\n"
+    execution = as_logged(Execution("error", 1, "a" * 10_000 + f"\n{token} DATA_LOADED\n", stderr, submission=b"x"), token)
+    assert token not in execution.stdout + execution.stderr and execution.stderr == "    x = 1\nValueError: no\n"
+    assert len(execution.stdout) < 9000 and execution.submission is None
 
 
 class FakeSandbox:

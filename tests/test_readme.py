@@ -1,0 +1,44 @@
+"""README.md: every command names a script, a flag, a make target and a file that exist."""
+
+import functools
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+README = (ROOT / "README.md").read_text()
+COMMANDS = sorted(set(re.findall(r"(?:python|torchrun [^`\n]*?) ((?:-m tasks|\w+\.py)[^`\n#]*)", README)))
+
+
+@functools.cache
+def help_text(script: str) -> str:
+    target = ["-m", "tasks"] if script == "-m tasks" else [script]
+    return subprocess.run([sys.executable, *target, "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_readme_has_commands():
+    assert len(COMMANDS) >= 8
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_of_a_command_exists(command):
+    script = "-m tasks" if command.startswith("-m") else command.split()[0]
+    for flag in re.findall(r"--[\w-]+", command):
+        assert re.search(rf"{flag}\b", help_text(script)), f"{script} has no {flag}"
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"`?make (\w+)", README)):
+        if f"make {target}" in README and target not in ("it", "sure"):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_files_and_metrics_that_the_readme_names_exist():
+    for name in re.findall(r"`(\w+\.py)`", README):
+        assert (ROOT / name).exists() or name in ("selected.py",), name
+    sources = "".join(path.read_text() for path in ROOT.glob("*.py"))
+    for metric in re.findall(r"`((?:reward|rollout|duration|policy|value|update)/\w+)`", README):
+        assert metric in sources or metric.removeprefix("policy/") in sources, metric
