@@ -76,11 +76,11 @@ class Config:
 
 # What fits the tiny policy on two cores, and a language model of some billions of parameters on GPUs.
 TINY = {
-    "steps": 28,
+    "steps": 30,
     "batch_size": 64,
     "max_prompt_tok": 640,
     "max_new_tok": 480,
-    "learning_rate": 2e-4,
+    "learning_rate": 2.5e-4,
     "warmup_steps": 2,
     "minibatches": 4,
     "save_every": 1,

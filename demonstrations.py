@@ -270,12 +270,15 @@ def _break(program: str, recipe: Recipe, rng: random.Random) -> str:
         at = rng.choice(closing)
         return program[:at] + program[at + 1 :]
     if recipe.mistake == "rename":  # one later use of a variable under the name of another style
-        pairs = zip(recipe.names, rng.choice(NAMES), strict=True)
-        name, other = rng.choice([(a, b) for a, b in pairs if a != b] or [("y", "Y")])
-        uses = [m.start() for m in re.finditer(rf"\b{name}\b", program)][1:]
-        if uses:
-            at = rng.choice(uses)
-            return program[:at] + other + program[at + len(name) :]
+        other_style = rng.choice([names for names in NAMES if names != recipe.names])
+        uses = [
+            (m, other)
+            for name, other in zip(recipe.names, other_style, strict=True)
+            if name != other
+            for m in list(re.finditer(rf"\b{name}\b", program))[1:]
+        ]
+        use, other = rng.choice(uses)
+        return program[: use.start()] + other + program[use.end() :]
     return program
 
 

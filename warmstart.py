@@ -41,7 +41,7 @@ class WarmStart:
 
     demonstrations: int = 4500
     improve_share: float = 0.25
-    mistake_share: float = 0.8
+    mistake_share: float = 0.85
     batch_size: int = 8
     learning_rate: float = 5e-3
     vocabulary: int = 1536

@@ -20,7 +20,7 @@ from checkpoint import UsageError, latest_checkpoint
 from config import Config, parse_args
 from model import load_policy
 
-SMALL = ["--task", "hello-world", "--demonstrations", "640", "--steps", "4", "--batch-size", "8", "--minibatches", "2",
+SMALL = ["--task", "random-pizza", "--demonstrations", "1200", "--steps", "4", "--batch-size", "8", "--minibatches", "2",
          "--max-new-tok", "420", "--duration-weight", "none", "--threads", "1", "--sandboxes", "2"]  # fmt: skip
 # What may differ between two runs of the same seed: everything that is read off a clock.
 TIMED = ("time/", "duration/")
@@ -138,7 +138,7 @@ def test_a_run_leaves_what_the_readme_says(straight_run):
     assert {"config.json", "metrics.jsonl", "episodes.jsonl", "latest", "step_0", "step_4", "secret", "public"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
     assert len(records(straight_run)) == 4 and len(records(straight_run, "episodes.jsonl")) == 32
-    assert json.loads((straight_run / "config.json").read_text())["task"] == "hello-world"
+    assert json.loads((straight_run / "config.json").read_text())["task"] == "random-pizza"
 
 
 def test_the_run_has_learnt_from_rewards_that_differ(straight_run):
