@@ -39,7 +39,7 @@ WORDS = r" ?[A-Za-z_]+|\d| ?[^\w\s]+\n?|\s+|."
 class WarmStart:
     """Settings of the warm start of the tiny policy."""
 
-    demonstrations: int = 4500
+    demonstrations: int = 3600
     improve_share: float = 0.25
     mistake_share: float = 0.85
     batch_size: int = 8
