@@ -73,7 +73,7 @@ def load_trainer_state(checkpoint: Path) -> dict:
     """Read the trainer's part of a checkpoint (tensors and plain values only)."""
     try:
         return torch.load(checkpoint / TRAINER_FILE, weights_only=True, map_location="cpu")
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    except (OSError, RuntimeError, EOFError, ValueError, LookupError, pickle.UnpicklingError) as error:
         reason = str(error).split("\n")[0][:100]
         raise UsageError(f"checkpoint {checkpoint} is broken: {TRAINER_FILE} cannot be read ({reason})") from error
 
@@ -90,11 +90,20 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def load_secret(run_dir: Path) -> bytes:
-    """Return the run's secret, made at the first call (0600): salt of the twin's labels and of the milestone markers."""
+    """Return the run's secret, made for a new run (0600): salt of the twin's labels and of the milestone markers.
+
+    Raises UsageError when a run has lost it: with another secret it would be another twin.
+    """
     path = run_dir / "secret"
-    if not path.exists():
+    if not path.exists() and not (run_dir / "latest").exists():
         write_atomically(path, secrets.token_hex(32), mode=0o600)
-    return bytes.fromhex(path.read_text().strip())
+    try:
+        secret = bytes.fromhex(path.read_text().strip())
+    except (OSError, ValueError):
+        secret = b""
+    if len(secret) != 32:
+        raise UsageError(f"{path} is missing or broken: copy it from where the run was made; its data cannot be made again")
+    return secret
 
 
 def drop_lines_from(path: Path, step: int) -> None:
@@ -107,13 +116,13 @@ def drop_lines_from(path: Path, step: int) -> None:
             try:
                 if json.loads(line)["step"] < step and line.endswith("\n"):
                     kept.write(line)
-            except ValueError:
-                break
+            except (ValueError, TypeError, KeyError):  # a half-written line
+                continue
     aside.rename(path)
 
 
 def _steps(run_dir: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in run_dir.glob("step_*") if path.name[5:].isdigit())
+    return sorted(int(path.name[5:]) for path in run_dir.glob("step_*") if path.name[5:].isdecimal())
 
 
 def _fsync(path: Path) -> None:

@@ -122,6 +122,8 @@ def _resumed_config(run_dir: Path, given: dict) -> Config:
         stored = Config(**json.loads((run_dir / "config.json").read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"--resume {run_dir}: no readable config.json there ({error}); name the folder of a run") from error
+    if given.get("data_dir"):
+        given["data_dir"] = str(Path(given["data_dir"]).absolute())
     changed = [name for name in given if name != "steps" and given[name] != getattr(stored, name)]
     if changed:
         raise UsageError(f"{flag(changed[0])} {given[changed[0]]}: the run has {getattr(stored, changed[0])}; "
@@ -132,9 +134,12 @@ def _resumed_config(run_dir: Path, given: dict) -> Config:
 
 def resolve(config: Config) -> Config:
     """Fill in what is None by the model and the machine, and refuse what cannot work. Raises UsageError."""
-    model = config.model or ("Qwen/Qwen2.5-3B-Instruct" if torch.cuda.is_available() else "tiny")
+    model = config.model if config.model is not None else ("Qwen/Qwen2.5-3B-Instruct" if torch.cuda.is_available() else "tiny")
     defaults = {**(TINY if model == "tiny" else LANGUAGE_MODEL), "model": model, "run_dir": f"runs/{config.task}"}
     config = dataclasses.replace(config, **{k: v for k, v in defaults.items() if getattr(config, k) is None})
+    for name in ("model", "run_dir", "data_dir"):
+        if getattr(config, name) == "":
+            raise UsageError(f"{flag(name)} is empty: an unset variable?")
     if config.data_dir:
         config = dataclasses.replace(config, data_dir=str(Path(config.data_dir).absolute()))
     try:
@@ -159,15 +164,19 @@ POSITIVE = (lambda x: 0 < x < float("inf"), "positive")
 FRACTION = (lambda x: 0 <= x <= 1, "between 0 and 1")
 NOT_NEGATIVE = (lambda x: 0 <= x < float("inf"), "zero or more")
 RULES = {
-    **dict.fromkeys(("demonstrations", "steps", "batch_size", "temperature", "max_prompt_tok", "max_new_tok"), POSITIVE),
-    **dict.fromkeys(("sample_batch", "sandboxes", "time_limit_s", "memory_gib", "learning_rate"), POSITIVE),
+    **dict.fromkeys(("demonstrations", "steps", "batch_size", "max_prompt_tok", "max_new_tok"), POSITIVE),
+    **dict.fromkeys(("sample_batch", "sandboxes", "learning_rate"), POSITIVE),
     **dict.fromkeys(("epochs", "minibatches", "clip_eps", "kl_target", "max_grad_norm"), POSITIVE),
     **dict.fromkeys(("value_learning_rate", "duration_cap", "micro_batch_tok", "threads", "save_every"), POSITIVE),
     "value_clip_eps": (lambda x: x > 0, "positive; inf turns the clipping off"),
-    "failure_reward": (lambda x: -float("inf") < x < float("inf"), "a number"),
+    "failure_reward": (lambda x: abs(x) < 1e6, "a number above -1e6"),
+    "temperature": (lambda x: 0.01 <= x < float("inf"), "at least 0.01: greedy sampling has no gradient"),
+    "time_limit_s": (lambda x: 0 < x <= 86_400, "positive, at most a day"),
+    "memory_gib": (lambda x: 0 < x <= 10_000, "positive, at most 10,000"),
+    "seed": (lambda x: 0 <= x < 2**63, "a whole number below 2^63"),
     **dict.fromkeys(("improve_frac", "gamma", "gae_lambda"), FRACTION),
     **dict.fromkeys(("milestone_reward", "no_model_penalty", "repetition_penalty", "value_coef", "entropy_coef"), NOT_NEGATIVE),
-    **dict.fromkeys(("kl_coef", "warmup_steps", "seed"), NOT_NEGATIVE),
+    **dict.fromkeys(("kl_coef", "warmup_steps"), NOT_NEGATIVE),
 }
 
 

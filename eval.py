@@ -48,7 +48,7 @@ def expected_best_of_k(chosen_by: list[float], reported: list[float], k: int) ->
     if not 0 < k <= n:
         raise ValueError(f"best of {k} needs at least that many samples; there are {n}")
     order = sorted(range(n), key=lambda i: (chosen_by[i], i))
-    return sum(reported[i] * math.comb(rank, k - 1) for rank, i in enumerate(order)) / math.comb(n, k)
+    return sum(reported[i] * (math.comb(rank, k - 1) / math.comb(n, k)) for rank, i in enumerate(order))
 
 
 def run_on_test(collector: Collector, task: Task, episodes: list[Episode]) -> list[float | None]:
@@ -123,6 +123,16 @@ def _row(label: str, a: float | None, b: float | None) -> str:
     return f"{label:24s} " + " ".join("        –" if x is None else f"{x:9.4f}" for x in (a, b))
 
 
+def read_metrics(run_dir: Path) -> list[dict]:
+    """Return the records of the finished steps. Raises UsageError when there are none."""
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("\n")]  # a killed run leaves half a line
+    if not records:
+        raise UsageError(f"{run_dir} has no finished step: there is nothing to evaluate")
+    return records
+
+
 def plot_curves(run_dir: Path) -> Path:
     """Draw <run>/curves.png from metrics.jsonl: reward, valid fraction, mean Δt, milestone frequencies."""
     import matplotlib  # here, since only this function needs it and it takes a second to import
@@ -130,9 +140,7 @@ def plot_curves(run_dir: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    if not records:
-        raise UsageError(f"{run_dir} has no finished step: there is no curve to draw")
+    records = read_metrics(run_dir)
     steps = [r["step"] for r in records]
     figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex=True, layout="constrained")
     panels = (("reward/mean", "mean reward"), ("rollout/valid_frac", "valid fraction"), ("duration/mean_s", "mean Δt (s)"))
@@ -158,6 +166,7 @@ def evaluate_run(run_dir: Path, samples: int, split: str) -> dict:
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{run_dir} has no readable config.json ({error}); name the folder of a run") from error
     checkpoint = latest_checkpoint(run_dir)
+    read_metrics(run_dir)  # before the work of minutes
     torch.set_num_threads(config.threads or cores_per_rank())
     val_task = load_run_task(config, run_dir, "reward")
     test_task = load_run_task(config, run_dir, "test") if split == "test" else None

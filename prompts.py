@@ -100,7 +100,7 @@ def extract_program(response: str) -> str | None:
     string does not close the block when a later one does so with complete syntax. A lone closing fence ends the program
     that precedes it. Without any fence the whole response is the program if it is Python.
     """
-    lines = response.splitlines()
+    lines = re.split(r"\r\n|\n|\r", response)  # not splitlines(): a form feed or U+2028 belongs to the program
     fences = [(i, m[1], m[2].lower()) for i, line in enumerate(lines) if (m := _FENCE.match(line))]
     if not fences:
         return _bare_program(lines)
@@ -110,15 +110,20 @@ def extract_program(response: str) -> str | None:
         opening = closing[0] + 1 if closing else len(fences)
     if opening == len(fences):
         return None
-    start, _, language = fences[opening]
+    start, marker, language = fences[opening]
+    indent = re.match(r"[ \t]*", lines[start])[0]  # of a fence inside a list: the block is indented as much
+    lines[start + 1 :] = [line.removeprefix(indent) for line in lines[start + 1 :]]
     closers = [fences[k][0] for k in _closers(fences, opening)]
     if not closers and not language:  # a single bare fence: closing if a program precedes it, opening otherwise
         before = _bare_program(lines[:start])
         if before is not None:
             return before
     candidates = ["\n".join(lines[start + 1 : end]) for end in [*closers, len(lines)]]
-    program = next((c for c in candidates if _parses(c)), candidates[0])
-    return program + "\n" if program.strip() else None
+    unfinished = candidates[-1].split(marker)[0]  # a closing fence that is not alone on its line
+    program = next((c for c in [*candidates, unfinished] if _parses(c)), candidates[0])
+    if program.strip():
+        return program + "\n"
+    return extract_program("\n".join(lines[closers[0] + 1 :])) if closers else None
 
 
 def _closers(fences: list[tuple[int, str, str]], opening: int) -> list[int]:

@@ -101,7 +101,7 @@ def _check_width(text: str) -> None:
     csv.field_size_limit(MAX_BYTES)  # a long text in an extra column is legal
     rows = (row for row in csv.reader(io.StringIO(text, newline="")) if len(row) > 1 or "".join(row).strip())
     try:
-        width = max(len(row) for row in itertools.islice(rows, 2))  # a longer first row would become index columns
+        width = max((len(row) for row in itertools.islice(rows, 2)), default=0)  # a longer first row would become index columns
     except csv.Error as error:
         raise InvalidSubmission(f"the file cannot be parsed as CSV: {error}") from None
     if width > MAX_COLUMNS:

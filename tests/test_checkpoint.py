@@ -86,6 +86,15 @@ def test_the_secret_is_private_stable_and_different_for_every_run(tmp_path):
     assert stat.S_IMODE((tmp_path / "a" / "secret").stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("content", [None, "", "ab", "not hex"])
+def test_a_run_that_lost_its_secret_is_refused_not_given_another(tmp_path, content):
+    (tmp_path / "latest").write_text("step_1")
+    if content is not None:
+        (tmp_path / "secret").write_text(content)
+    with pytest.raises(UsageError, match="secret"):
+        load_secret(tmp_path)
+
+
 def test_lines_of_repeated_steps_and_a_half_written_line_are_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step":')

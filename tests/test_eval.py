@@ -53,6 +53,11 @@ def test_the_choice_is_made_by_the_reward_not_by_the_reported_split():
     assert result["best"] == 0.6 and result["best_of_k"]["2"] == 0.6
 
 
+def test_thousands_of_samples_do_not_overflow():
+    result = summarise(TASK, [i / 5000 for i in range(5000)], [i / 5000 for i in range(5000)])
+    assert result["best_of_k"]["5000"] == pytest.approx(0.9998) and result["best_of_k"]["1"] == pytest.approx(0.4999)
+
+
 def test_of_equal_rewards_every_row_takes_the_same_sample():
     result = summarise(TASK, [0.3, 0.3, 0.1], [0.6, 0.9, 0.7])
     assert result["best"] == result["best_of_k"]["3"]

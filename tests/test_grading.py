@@ -41,6 +41,7 @@ VALID = {
 }
 INVALID = {
     "empty": (b"", "empty"),
+    "an empty table of pandas": (b'""\n', "column"),
     "only blanks": (b"\xef\xbb\xbf \r\n\n", "empty"),
     "header only": (b"id,y\n", "missing"),
     "gzip": (b"\x1f\x8b\x08\x00\x00\x00", "NUL|UTF-8"),

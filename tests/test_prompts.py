@@ -28,6 +28,11 @@ FENCED_DOCSTRING = 'def f():\n    """Use it:\n    ```python\n    f()\n    ```\n 
         ("I cannot do that.", None),
         ("```python\n```", None),
         ("```bash\nls\n```", None),
+        ('```python\nx = "a\u2028b"\n```', 'x = "a\u2028b"'),
+        ("```python\n\n```\n```python\nprint(1)\n```", "print(1)"),
+        ("1. Do:\n   ```python\n   import os\n   print(1)\n   ```", "import os\nprint(1)"),
+        ("```python\nprint(1)```", "print(1)"),
+        ("```python\nprint(1)\n``` done", "print(1)\n"),
     ],
 )
 def test_extract_program(response, program):

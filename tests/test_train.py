@@ -74,6 +74,11 @@ def same_secret(run: Path, other: Path) -> None:
         (["--duration-weight", "ipw"], ["--duration-weight", "ipw"]),
         (["--failure-reward", "1"], ["--failure-reward"]),
         (["--steps", "0"], ["--steps"]),
+        (["--seed", str(2**64)], ["--seed"]),
+        (["--data-dir", ""], ["--data-dir"]),
+        (["--model", ""], ["--model"]),
+        (["--temperature", "1e-320"], ["--temperature"]),
+        (["--time-limit-s", "1e9"], ["--time-limit-s"]),
         (["--max-new-tok", "-5"], ["--max-new-tok", "-5"]),
     ],
 )
