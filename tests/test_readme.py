@@ -41,3 +41,9 @@ def test_files_and_metrics_that_the_readme_names_exist():
     sources = "".join(path.read_text() for path in ROOT.glob("*.py"))
     for metric in re.findall(r"`((?:reward|rollout|duration|policy|value|update)/\w+)`", README):
         assert metric in sources or metric.removeprefix("policy/") in sources, metric
+
+
+def test_nothing_is_left_to_fill_in_and_linked_files_exist():
+    assert "@@" not in README
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / target).exists(), target
