@@ -8,12 +8,16 @@ import argparse
 import dataclasses
 import json
 import os
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from checkpoint import UsageError, latest_checkpoint
+from sandbox import CLOCKS, InfraError
 from tasks import find_task
 
 
@@ -43,6 +47,8 @@ class Config:
     sandboxes: int | None = option(None, "programs run at once, per rank; number of cores if not given")
     time_limit_s: float | None = option(None, "time limit of a program, seconds; the task's if not given")
     memory_gib: float = option(4.0, "memory limit of a program, GiB")
+    duration_clock: str = option("wall", "clock of Δt; cpu is robust against programs that sleep", CLOCKS)
+    unsafe_sandbox: bool = option(False, "run programs even where the machine cannot keep them from files and processes")
     # reward
     failure_reward: float = option(-10.0, "reward of a program that fails before its first milestone")
     milestone_reward: float = option(0.1, "reward per milestone that a failed program reached")
@@ -186,3 +192,16 @@ def flag(name: str) -> str:
 
 def usage_error(message: str):
     raise UsageError(message)
+
+
+def run_main(main: Callable[[list[str]], int], way_out: str) -> NoReturn:
+    """Run a script and exit: 0 done, 2 bad arguments, 1 anything else, with one line; faults of the code keep their trace."""
+    name = Path(sys.argv[0]).name
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UsageError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (InfraError, FloatingPointError, OSError, KeyboardInterrupt) as error:
+        print(f"{name}: {error if str(error) else 'interrupted'}; {way_out}", file=sys.stderr)
+        sys.exit(1)

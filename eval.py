@@ -12,20 +12,19 @@ import argparse
 import json
 import math
 import statistics
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from checkpoint import UsageError, latest_checkpoint, load_checkpoint_policy, load_secret, write_atomically
-from config import Config, usage_error
+from config import Config, run_main, usage_error
 from model import Policy
-from reward import InfraError, grade
+from reward import grade
 from rollout import Collector, Episode, ImprovementPool
-from sandbox import Sandbox
+from sandbox import InfraError
 from tasks import Task
-from train import build_collector, cores_per_rank, device, load_run_task
+from train import build_collector, build_sandbox, cores_per_rank, device, load_run_task
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -171,7 +170,7 @@ def evaluate_run(run_dir: Path, samples: int, split: str) -> dict:
     val_task = load_run_task(config, run_dir, "reward")
     test_task = load_run_task(config, run_dir, "test") if split == "test" else None
     result = {"task": val_task.name, "data": val_task.data, "metric": val_task.metric, "temperature": config.temperature}
-    with Sandbox(config.sandboxes or cores_per_rank(), memory_gib=config.memory_gib) as sandbox:
+    with build_sandbox(config) as sandbox:
         collector = build_collector(config, val_task, sandbox, load_secret(run_dir), ImprovementPool())
         collector = replace(collector, seed=f"{config.seed}/eval", improve_frac=0.0)
         for name, directory in (("start", run_dir / "step_0"), ("trained", checkpoint)):
@@ -200,11 +199,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except UsageError as error:
-        print(f"eval.py: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (InfraError, OSError, KeyboardInterrupt) as error:
-        print(f"eval.py: {error or 'interrupted'}; nothing of the run was changed, run eval.py again", file=sys.stderr)
-        sys.exit(1)
+    run_main(main, "nothing of the run was changed, run eval.py again")

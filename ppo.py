@@ -42,13 +42,13 @@ class Experience:
 
 @dataclass
 class NonFiniteGuard:
-    """Count optimizer steps skipped in a row, over the whole training; raise RuntimeError at the tenth."""
+    """Count optimizer steps skipped in a row, over the whole training; raise FloatingPointError at the tenth."""
     in_a_row: int = 0
 
     def record(self, skipped):
         self.in_a_row = self.in_a_row + 1 if skipped else 0
         if self.in_a_row >= 10:
-            raise RuntimeError("ten updates in a row had a NaN or infinite loss or gradient; lower the learning rate")
+            raise FloatingPointError("ten updates in a row had a NaN or infinite loss or gradient; lower the learning rate")
 
 
 # masks and ranks

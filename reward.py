@@ -16,15 +16,11 @@ import re
 from dataclasses import dataclass, field
 
 import instrument
-from sandbox import Execution
+from sandbox import Execution, InfraError
 from tasks import GraderFault, InvalidSubmission, Task
 
 WORST_VALID = -1.0  # task.normalise never returns less
 NGRAM_TOK = 8
-
-
-class InfraError(RuntimeError):
-    """The fault is ours: run the program again, then leave it out of the batch. Never a reward of -10."""
 
 
 @dataclass(frozen=True)

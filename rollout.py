@@ -21,8 +21,8 @@ import ppo
 from instrument import MILESTONES, instrument, marker, new_token, strip_markers
 from model import Policy
 from prompts import Attempt, build_prompt, encode_prompt, extract_program
-from reward import InfraError, Reward, compute_reward
-from sandbox import Execution, Sandbox
+from reward import Reward, compute_reward
+from sandbox import Execution, InfraError, Sandbox
 from tasks import Task
 
 KEPT_CHARS = 4000  # of the head and of the tail of each output stream, in episodes

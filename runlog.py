@@ -40,6 +40,9 @@ def episode_metrics(episodes: list[Episode], task: Task, batch_size: int) -> dic
         better = scores.max() if task.higher_is_better else scores.min()
         metrics |= {"rollout/score_mean": float(scores.mean()), "rollout/score_best": float(better)}
     metrics |= {f"milestone/{name}": sum(name in e.reward.milestones for e in episodes) / n for name in MILESTONES}
+    for name in ("setup_s", "queue_s", "run_delay_s"):
+        metrics[f"sandbox/{name}"] = float(np.mean([getattr(e.execution, name) for e in episodes]))
+    metrics["sandbox/sleeper_frac"] = sum(e.execution.sleeper for e in episodes) / n
     metrics["sandbox/infra_frac"] = 1 - n / batch_size  # programs left out, since the fault was ours
     for status in ("ok", "error", "timeout", "oom", "output_limit"):
         metrics[f"sandbox/{status}_frac"] = sum(e.execution.status == status for e in episodes) / n

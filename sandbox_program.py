@@ -1,18 +1,16 @@
-"""What happens in the process of one untrusted program: set-up, confine(), the clock stamp, the code, its end."""
+"""What happens in the process of one untrusted program: set-up, isolation, the clock stamp, the code, its end."""
 
 import atexit
 import builtins
 import contextlib
-import ctypes
 import errno
 import gc
 import io
+import itertools
 import linecache
-import math
 import os
 import random
 import resource
-import signal
 import struct
 import sys
 import tempfile
@@ -22,20 +20,19 @@ import traceback
 import types
 from pathlib import Path
 
-LINUX = sys.platform == "linux"
-PR_SET_PDEATHSIG = 1
-MIB, GIB = 2**20, 2**30
+from isolation import LINUX, Isolation, set_limits
+
 OUT_OF_MEMORY_EXIT = 137  # exit code of a program that ended by MemoryError; forging it gains nothing
 
 
-def run_program(request, work: str, monitor: int, out: int, err: int, stamp: int) -> None:
+def run_program(request, isolation: Isolation, work: str, monitor: int, pipes: tuple[int, int, int]) -> None:
     """Set up, stamp the clock, run the code, exit. Never returns; an exit without a stamp is a fault of ours."""
-    exit_code = 1
+    exit_code, (out, err, stamp) = 1, pipes
     try:
-        prepare_process(work, monitor, out, err, stamp)
-        random.seed(request.seed)  # else every run would continue the zygote's random numbers
-        sys.modules["numpy"].random.seed(request.seed % 2**32)
-        confine(request)
+        ruleset = isolation.open_ruleset(work, request.data_paths)
+        prepare_process(request, work, out, err, keep=(stamp, ruleset))
+        set_limits(request.time_limit_s, request.memory_gib, request.file_mib, request.user_threads)
+        isolation.apply(request.uid, monitor, ruleset)
         os.write(stamp, struct.pack("dd", time.monotonic(), read_run_delay_s("self")))
         if LINUX:  # elsewhere its end of file tells the monitor of the exit
             os.close(stamp)
@@ -46,48 +43,31 @@ def run_program(request, work: str, monitor: int, out: int, err: int, stamp: int
         os._exit(exit_code)
 
 
-def prepare_process(work: str, monitor: int, out: int, err: int, stamp: int) -> None:
-    """Leave the monitor's session, descriptors, directory, handlers and streams behind."""
+def prepare_process(request, work: str, out: int, err: int, keep: tuple[int, ...]) -> None:
+    """Leave the monitor's session, descriptors, directory, handlers, streams and random numbers behind."""
     os.setsid()
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != monitor:  # it died before prctl
-        os._exit(1)
     with contextlib.suppress(OSError):  # no /proc, or a read-only one
         Path("/proc/self/oom_score_adj").write_text("1000")  # when memory runs out, this process goes first
     for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
         os.dup2(source, target)
-    os.closerange(3, stamp)
-    os.closerange(stamp + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    bounds = [2, *sorted(fd for fd in keep if fd > 2), resource.getrlimit(resource.RLIMIT_NOFILE)[0]]
+    for low, high in itertools.pairwise(bounds):
+        os.closerange(low + 1, high)
     os.chdir(work)
+    if LINUX and request.core is not None:
+        os.sched_setaffinity(0, {request.core})
     os.environ.update(HOME=work, TMPDIR=work)
     tempfile.tempdir = None
     atexit._clear()
+    random.seed(request.seed)  # else every run would continue the zygote's random numbers
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(request.seed % 2**32)
     sys.argv, sys.path[:0] = ["solution.py"], [work]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     for fd, name in ((1, "stdout"), (2, "stderr")):  # unbuffered: what a program printed before its deadline is kept
         stream = io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), "utf-8", "backslashreplace", write_through=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-
-
-def confine(request) -> None:
-    """Take from this process what the program must not have: the last step before its code."""
-    cpu_s = math.ceil(request.time_limit_s) * (os.cpu_count() or 1) + 1  # threads may use every core until the deadline
-    set_limit(resource.RLIMIT_CPU, cpu_s, cpu_s + 2)
-    set_limit(resource.RLIMIT_FSIZE, int(request.file_mib * MIB))
-    set_limit(resource.RLIMIT_NOFILE, 256)
-    set_limit(resource.RLIMIT_CORE, 0)
-    if LINUX:
-        warm_pages = int(Path("/proc/self/statm").read_text().split()[0])
-        set_limit(resource.RLIMIT_AS, warm_pages * resource.getpagesize() + int(request.memory_gib * GIB))
-        set_limit(resource.RLIMIT_NPROC, request.user_threads + 256)  # the kernel counts the user's; root is not bound
-
-
-def set_limit(kind: int, soft: int, hard: int | None = None) -> None:
-    """Lower a limit of this process; where the one we inherited is lower, keep it."""
-    ceiling = resource.getrlimit(kind)[1]
-    wanted = (soft, soft if hard is None else hard)
-    resource.setrlimit(kind, wanted if ceiling == resource.RLIM_INFINITY else tuple(min(ceiling, x) for x in wanted))
 
 
 def run_code(program: str) -> int:
@@ -129,11 +109,6 @@ def report(error: BaseException) -> int:
     with contextlib.suppress(Exception):
         hook(type(error), error, frames)
     return exit_code
-
-
-def prctl(option: int, value: int) -> None:
-    if LINUX and ctypes.CDLL(None).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(f"prctl({option}, {value}) failed")
 
 
 def read_run_delay_s(pid: int | str) -> float:

@@ -25,12 +25,12 @@ import torch.distributed as dist
 import checkpoint
 import ppo
 from checkpoint import UsageError
-from config import Config, parse_args
+from config import Config, parse_args, run_main
 from model import Policy, frozen_copy, load_policy
 from prompts import build_prompt, encode_prompt
 from rollout import Collector, ImprovementPool, to_experience
 from runlog import RunLog, episode_metrics
-from sandbox import Sandbox
+from sandbox import InfraError, Sandbox, describe_status, usable_cores
 from tasks import Task, load_task
 from warmstart import WarmStart, cache_dir, load_warm_policy
 
@@ -95,6 +95,18 @@ def build_optimizer(config: Config, policy: Policy) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
 
 
+def build_sandbox(config: Config) -> Sandbox:
+    """Start the sandbox of this rank on its share of the cores; say on rank 0 what protects this machine."""
+    cores = usable_cores()[int(os.environ.get("LOCAL_RANK", 0)) :: int(os.environ.get("LOCAL_WORLD_SIZE", 1))]
+    sandbox = Sandbox(
+        config.sandboxes or cores_per_rank(), memory_gib=config.memory_gib, clock=config.duration_clock, cores=cores,
+        unsafe=config.unsafe_sandbox,
+    )  # fmt: skip
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(describe_status(sandbox))
+    return sandbox
+
+
 def build_collector(config: Config, task: Task, sandbox: Sandbox, secret: bytes, pool: ImprovementPool) -> Collector:
     """The one protocol of training and evaluation: prompts, limits and rewards."""
     names = ("failure_reward", "milestone_reward", "no_model_penalty", "repetition_penalty")
@@ -146,7 +158,7 @@ def train(
         episodes = collector.collect(policy, range(first, first + share), state.step)
         all_episodes = _gather(episodes)
         if not all_episodes:
-            raise RuntimeError("every program of this step ended in an infra_error: is the disk full, are processes limited?")
+            raise InfraError("every program of this step ended in an infra_error: is the disk full, are processes limited?")
         collected = time.monotonic()
         experience = to_experience(
             episodes, policy, reference, temperature=config.temperature, micro_batch_tok=config.micro_batch_tok
@@ -282,7 +294,7 @@ def main(argv: list[str]) -> int:
         )
 
     # the loop
-    with Sandbox(config.sandboxes or cores_per_rank(), memory_gib=config.memory_gib) as sandbox:
+    with build_sandbox(config) as sandbox:
         collector = build_collector(config, task, sandbox, checkpoint.load_secret(run_dir), state.pool)
         finished = train(config, run_dir, policy, reference, optimizer, state, collector)
     if dist.is_initialized():
@@ -295,14 +307,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except UsageError as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("train.py: interrupted; if the run has a checkpoint, --resume goes on from it", file=sys.stderr)
-        sys.exit(1)
-    except OSError as error:
-        print(f"train.py: {error}; free the disk or the resource it names, then --resume the run", file=sys.stderr)
-        sys.exit(1)
+    run_main(main, "what is finished is kept: if the run has a checkpoint, --resume goes on from it")

@@ -13,6 +13,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from model import Policy
+from sandbox import Sandbox
 from tasks import load_task
 from warmstart import train_tokenizer
 
@@ -48,3 +49,32 @@ def run_script(*args, env=None, timeout=240) -> subprocess.CompletedProcess:
     """Run one of our scripts as a user would."""
     command = [sys.executable, str(ROOT / args[0]), *map(str, args[1:])]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, env={**os.environ, **(env or {})})
+
+
+LESSER_MACHINE = ("NANOMLE_SANDBOX_WITHOUT", "seccomp,landlock")  # programs may start processes and make special files
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory):
+    """A directory of public data."""
+    directory = tmp_path_factory.mktemp("public")
+    (directory / "train.json").write_text('[{"a": 1}]')
+    (directory / "images").mkdir()
+    (directory / "images" / "one.txt").write_text("one")
+    return directory
+
+
+@pytest.fixture
+def lesser_machine(monkeypatch):
+    """A machine without the layers that keep programs from starting processes: the monitor has to end them."""
+    monkeypatch.setenv(*LESSER_MACHINE)
+
+
+@pytest.fixture(scope="module")
+def open_pool():
+    """A sandbox on such a machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*LESSER_MACHINE)
+        pool = Sandbox(memory_gib=2, submission_mib=1, unsafe=True)
+    with pool:
+        yield pool

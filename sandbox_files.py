@@ -1,0 +1,141 @@
+"""The work directory of a run: the data in it, its size, the submission, its removal. All from outside the program.
+
+The program owns the directory and may change it at any moment, so everything goes by descriptors and follows no link.
+"""
+
+import contextlib
+import errno
+import glob
+import math
+import os
+import secrets
+import shutil
+import stat
+from pathlib import Path
+
+from isolation import MIB, Isolation
+
+DISK_ENTRIES, DISK_DEPTH = 20_000, 32  # more files end the program (unless the data are as many); looks no deeper
+
+
+def read_submission(directory: int, limit: float) -> tuple[bytes, str]:
+    """Return submission.csv, or b"" and the reason. Only a plain file counts; no link is followed, no FIFO awaited."""
+    try:
+        fd = os.open("submission.csv", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+    except OSError as error:
+        known = {errno.ENOENT: "no submission.csv", errno.ELOOP: "a symbolic link"}
+        return b"", known.get(error.errno, f"cannot be opened: {error.strerror}")
+    about = os.fstat(fd)
+    if not stat.S_ISREG(about.st_mode):
+        return b"", "not a regular file"
+    if about.st_nlink != 1:
+        return b"", "a hard link"
+    if about.st_size > limit:
+        return b"", f"larger than {limit / MIB:g} MiB"
+    with open(fd, "rb") as file:
+        return file.read(int(limit)), ""
+
+
+def disk_use(directory: int) -> float:
+    """Return the bytes that a directory's files occupy; infinity if they are more than DISK_ENTRIES."""
+    total, count, folders = 0, 0, ["."]
+    while folders:
+        for path, about in stat_entries(directory, folders.pop()):
+            total += about.st_blocks * 512
+            count += 1
+            if count > DISK_ENTRIES:
+                return math.inf
+            if stat.S_ISDIR(about.st_mode) and path.count("/") < DISK_DEPTH:
+                folders.append(path)
+    return total
+
+
+def stat_entries(directory: int, folder: str):
+    """Yield (path, stat) of a folder's entries. The program may change them meanwhile: what vanishes is left out."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+    except OSError:
+        return
+    try:
+        for entry in os.scandir(fd):
+            with contextlib.suppress(OSError):
+                yield f"{folder}/{entry.name}", entry.stat(follow_symlinks=False)
+    finally:
+        os.close(fd)
+
+
+def deleted_use(pid: int) -> int:
+    """Return the bytes of deleted files that a process holds open; 0 where the kernel does not let us see."""
+    total = 0
+    for fd in glob.glob(f"/proc/{pid}/fd/*"):
+        with contextlib.suppress(OSError):
+            about = os.stat(fd)
+            total += about.st_blocks * 512 if stat.S_ISREG(about.st_mode) and not about.st_nlink else 0
+    return total
+
+
+def place_data(public_dir: str | None, work: str, isolation: Isolation) -> list[str]:
+    """Put the public files into the work directory; return the paths that the program needs to read besides.
+
+    Links where Landlock keeps their targets from being written, else copies, read-only: gigabytes are not to be copied
+    for each run, but a plain link would share the file with the next one.
+    """
+    if public_dir is None:
+        return []
+    names = [name for name in os.listdir(public_dir) if name not in ("submission.csv", "solution.py")]
+    sources = [os.path.realpath(os.path.join(public_dir, name)) for name in names]
+    linked = isolation.has("landlock") and (not isolation.has("user") or all(map(is_open_to_all, sources)))
+    for name, source in zip(names, sources, strict=True):
+        target = os.path.join(work, name)
+        if linked:
+            os.symlink(source, target)
+        else:
+            copy_read_only(source, target)
+    return sources if linked else []
+
+
+def is_open_to_all(path: str) -> bool:
+    """Tell whether every user can read a file or directory; what is in the directory is taken to be alike."""
+    folders = [path] if os.path.isdir(path) else []
+    readable = os.stat(path).st_mode & stat.S_IROTH
+    return bool(readable) and all(os.stat(f).st_mode & stat.S_IXOTH for f in [*folders, *map(str, Path(path).parents)])
+
+
+def copy_read_only(source: str, target: str) -> None:
+    if not os.path.isdir(source):
+        shutil.copyfile(source, target)
+        return os.chmod(target, 0o444)
+    shutil.copytree(source, target, copy_function=copy_read_only)
+    for folder, _, _ in os.walk(target):
+        os.chmod(folder, 0o555)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory of any depth, following no link: what is inside moves up to the top, so nothing is deep."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    try:
+        top = os.open(path, flags)
+    except FileNotFoundError:
+        return
+    folders = flatten(top, top)
+    while folders:
+        name = folders.pop()
+        folder = os.open(name, flags, dir_fd=top)
+        folders += flatten(folder, top)
+        os.close(folder)
+        os.rmdir(name, dir_fd=top)
+    os.close(top)
+    os.rmdir(path)
+
+
+def flatten(folder: int, top: int) -> list[str]:
+    """Unlink the files of a folder, move its subdirectories into top under new names, and return these."""
+    moved = []
+    for name in os.listdir(folder):
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.chmod(name, 0o700, dir_fd=folder)
+            moved.append(secrets.token_hex(16))
+            os.rename(name, moved[-1], src_dir_fd=folder, dst_dir_fd=top)
+        else:
+            os.unlink(name, dir_fd=folder)
+    return moved
