@@ -4,7 +4,7 @@ SEED ?= 0
 RUN ?= runs/demo-$(SEED)
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test hostile bench lint clean
 
 demo: .venv/installed
 	$(BIN)/python train.py $(if $(wildcard $(RUN)/latest),--resume $(RUN),--task random-pizza --run-dir $(RUN) --seed $(SEED))
@@ -12,6 +12,13 @@ demo: .venv/installed
 
 test: .venv/installed
 	$(BIN)/python -m pytest
+
+hostile: .venv/installed
+	$(BIN)/python tests/hostile/run.py
+	NANOMLE_KILLS=50 $(BIN)/python -m pytest -q tests/test_sandbox_kills.py
+
+bench: .venv/installed
+	$(BIN)/python bench/sandbox.py
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from typing import NoReturn
 import torch
 
 from checkpoint import UsageError, latest_checkpoint
+from model import is_tiny
 from sandbox import CLOCKS, InfraError
 from tasks import find_task
 
@@ -50,6 +51,8 @@ class Config:
     duration_clock: str = option("wall", "clock of Δt; cpu is robust against programs that sleep", CLOCKS)
     unsafe_sandbox: bool = option(False, "run programs even where the machine cannot keep them from files and processes")
     # reward
+    reward_split: str = option("reward", "labels that score the reward; with test, as in the article, eval.py's test score is no "
+                               "longer of unseen labels", ("reward", "test"))  # fmt: skip
     failure_reward: float = option(-10.0, "reward of a program that fails before its first milestone")
     milestone_reward: float = option(0.1, "reward per milestone that a failed program reached")
     no_model_penalty: float = option(0.5, "taken from the score of a valid program that trains no model")
@@ -141,7 +144,7 @@ def _resumed_config(run_dir: Path, given: dict) -> Config:
 def resolve(config: Config) -> Config:
     """Fill in what is None by the model and the machine, and refuse what cannot work. Raises UsageError."""
     model = config.model if config.model is not None else ("Qwen/Qwen2.5-3B-Instruct" if torch.cuda.is_available() else "tiny")
-    defaults = {**(TINY if model == "tiny" else LANGUAGE_MODEL), "model": model, "run_dir": f"runs/{config.task}"}
+    defaults = {**(TINY if is_tiny(model) else LANGUAGE_MODEL), "model": model, "run_dir": f"runs/{config.task}"}
     config = dataclasses.replace(config, **{k: v for k, v in defaults.items() if getattr(config, k) is None})
     for name in ("model", "run_dir", "data_dir"):
         if getattr(config, name) == "":

@@ -163,6 +163,7 @@ def instrument_ast(program: str, token: str) -> str:
         return program
     try:
         facts = gather_facts(tree)
+        facts.steps = steps_by_node(tree, facts)
         places = [(place, step) for step in MILESTONES for place in find_places(tree.body, step, facts)]
     except RecursionError:  # a legal program may nest deeper than Python code can follow
         return program
@@ -209,6 +210,7 @@ class Facts:
     models: set[str]  # variables that hold a model
     model_classes: set[str]  # local classes that predict
     function_steps: dict[str, set[str]] = field(default_factory=dict)
+    steps: dict[ast.AST, set[str]] = field(default_factory=dict)  # of every statement, with all that it contains
 
 
 def find_steps(program: str) -> set[str]:
@@ -251,7 +253,7 @@ def gather_facts(tree: ast.Module) -> Facts:
 
 def find_places(block: list[ast.stmt], step: str, facts: Facts) -> list[ast.stmt]:
     """Return the statements of a block after which a step is complete: one, or one in each branch that does it."""
-    steps = [block_steps([statement], facts) for statement in block]
+    steps = [facts.steps[statement] for statement in block]
     doing = [i for i, found in enumerate(steps) if step in found]
     if step == FEATURES:  # before any data, an assignment such as os.environ["X"] = "1" is no feature
         doing = [i for i in doing if i >= next((j for j, found in enumerate(steps) if DATA in found), 0)]
@@ -298,6 +300,15 @@ def branches(statement: ast.stmt, step: str, facts: Facts) -> list[list[ast.stmt
 def block_steps(block: list[ast.stmt], facts: Facts) -> set[str]:
     """Return the steps that running a block does."""
     return set().union(*(node_steps(node, facts) for node in executed(block)))
+
+
+def steps_by_node(tree: ast.Module, facts: Facts) -> dict[ast.AST, set[str]]:
+    """Return block_steps of every node in one pass from the leaves up: a chain of a thousand elifs takes no square of that."""
+    steps = {}
+    for node in reversed(list(ast.walk(tree))):  # ast.walk yields parents before children
+        inside = (steps[child] for child in ast.iter_child_nodes(node))
+        steps[node] = set() if isinstance(node, FUNCTIONS) else node_steps(node, facts).union(*inside)
+    return steps
 
 
 def executed(block: list[ast.stmt]) -> Iterator[ast.AST]:

@@ -14,9 +14,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 VALUE_HEAD_FILE = "value_head.safetensors"
+TINY_CONTEXT_TOK = 2048
 
 
 class Policy(nn.Module):
@@ -66,12 +67,34 @@ def build_tiny(tokenizer: PreTrainedTokenizerFast, seed: int) -> Policy:
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=448, num_hidden_layers=4, num_attention_heads=4,
         # one key-value head: on a CPU, reading the cache is what sampling costs
-        num_key_value_heads=1, max_position_embeddings=2048, tie_word_embeddings=True,
+        num_key_value_heads=1, max_position_embeddings=TINY_CONTEXT_TOK, tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        nanomle_tiny=True,
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Policy(Qwen2ForCausalLM(config), tokenizer)
+
+
+def is_tiny(name_or_dir: str) -> bool:
+    """Tell whether a model is our tiny one, by its name or as saved: it reads the brief prompts."""
+    config = Path(name_or_dir) / "config.json"
+    return name_or_dir == "tiny" or (config.is_file() and '"nanomle_tiny": true' in config.read_text(errors="replace"))
+
+
+def context_tok(name_or_dir: str) -> float:
+    """Return how many tokens a model can read; inf if it does not say. Raises ValueError like load_policy."""
+    if name_or_dir == "tiny":
+        return TINY_CONTEXT_TOK
+    try:
+        return getattr(AutoConfig.from_pretrained(name_or_dir), "max_position_embeddings", float("inf"))
+    except (OSError, ValueError) as error:
+        raise not_a_model(name_or_dir, error) from error
+
+
+def not_a_model(name_or_dir: str, error: Exception) -> ValueError:
+    reason = str(error).strip().split("\n")[0][:160]
+    return ValueError(f"--model {name_or_dir}: not 'tiny', and no causal language model could be loaded from there ({reason})")
 
 
 def load_policy(name_or_dir: str, device: str = "cpu") -> Policy:
@@ -85,11 +108,9 @@ def load_policy(name_or_dir: str, device: str = "cpu") -> Policy:
         tokenizer = load_tokenizer(name_or_dir)
         lm = AutoModelForCausalLM.from_pretrained(name_or_dir, dtype=torch.float32)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0][:160]
-        raise ValueError(
-            f"--model {name_or_dir}: not 'tiny', and no causal language model could be loaded from there ({reason})"
-        ) from error
+        raise not_a_model(name_or_dir, error) from error
     policy = Policy(lm, tokenizer)
+    check_forward(policy, name_or_dir)
     head = Path(name_or_dir) / VALUE_HEAD_FILE
     if head.exists():
         state = load_file(head)
@@ -97,6 +118,15 @@ def load_policy(name_or_dir: str, device: str = "cpu") -> Policy:
         policy.value_mean.copy_(state["value_mean"])
         policy.value_std.copy_(state["value_std"])
     return policy.to(device)
+
+
+@torch.no_grad()
+def check_forward(policy: Policy, name: str) -> None:
+    """Raise ValueError where the model does more to its logits than Policy does: scale them, or cap them."""
+    tokens = torch.arange(4)[None] % policy.lm.config.vocab_size  # (1, T)
+    ours, theirs = policy(tokens)[0], policy.lm(tokens).logits
+    if not torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4):
+        raise ValueError(f"--model {name}: {type(policy.lm).__name__} transforms its logits (a cap or a scale): not supported")
 
 
 def load_tokenizer(name_or_dir: str):

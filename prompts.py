@@ -90,6 +90,7 @@ def encode_prompt(tokenizer, prompt: str) -> list[int]:
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)[^\n`]*$")
 _PYTHON = {"", "py", "python", "python3"}
+_WRAPPERS = {"markdown", "md"}  # around a whole answer: the program is inside
 
 
 def extract_program(response: str) -> str | None:
@@ -106,7 +107,8 @@ def extract_program(response: str) -> str | None:
         return _bare_program(lines)
     opening = 0
     while opening < len(fences) and fences[opening][2] not in _PYTHON:  # skip a block in another language
-        closing = _closers(fences, opening)
+        wraps = fences[opening][2] in _WRAPPERS and opening + 1 < len(fences) and fences[opening + 1][2]
+        closing = [opening] if wraps else _closers(fences, opening)
         opening = closing[0] + 1 if closing else len(fences)
     if opening == len(fences):
         return None

@@ -204,7 +204,7 @@ def tail_of_output(execution: Execution, reward: Reward) -> str:
     """
     lines = [line for line in execution.stdout.splitlines() if line.strip()]
     text = reward.reason if reward.score is None else "\n".join(lines[-3:])
-    return re.sub(r"0x[0-9a-f]{6,}", "0x", re.sub(r"/\S*/run-\d+", ".", text))
+    return re.sub(r"0x[0-9a-f]{6,}", "0x", re.sub(r"/\S{0,200}/run-\d+", ".", text))
 
 
 def as_logged(execution: Execution, token: str) -> Execution:

@@ -26,7 +26,7 @@ import checkpoint
 import ppo
 from checkpoint import UsageError
 from config import Config, parse_args, run_main
-from model import Policy, frozen_copy, load_policy
+from model import Policy, context_tok, frozen_copy, is_tiny, load_policy
 from prompts import build_prompt, encode_prompt
 from rollout import Collector, ImprovementPool, to_experience
 from runlog import RunLog, episode_metrics
@@ -69,6 +69,9 @@ def open_run(config: Config, is_new: bool) -> Path:
 def load_start(config: Config, task: Task) -> Policy:
     """Return the policy that training starts from. Raises UsageError for an unknown model."""
     try:
+        if config.max_prompt_tok + config.max_new_tok > (context := context_tok(config.model)):
+            raise UsageError(f"--max-prompt-tok {config.max_prompt_tok} and --max-new-tok {config.max_new_tok}: "
+                             f"{config.model} reads at most {context} tokens in all")  # fmt: skip
         if config.model == "tiny":
             settings = WarmStart(demonstrations=config.demonstrations, memory_gib=config.memory_gib)
             policy = load_warm_policy(task, settings).to(device())
@@ -80,7 +83,7 @@ def load_start(config: Config, task: Task) -> Policy:
         raise UsageError(
             f"$NANOMLE_CACHE {cache_dir()} cannot be used ({error}); set it to a folder that can be written"
         ) from error
-    prompt = build_prompt(task, brief=config.model == "tiny", memory_gib=config.memory_gib)
+    prompt = build_prompt(task, brief=is_tiny(config.model), memory_gib=config.memory_gib)
     length = len(encode_prompt(policy.tokenizer, prompt))
     if length > config.max_prompt_tok:
         raise UsageError(f"--max-prompt-tok {config.max_prompt_tok}: the prompt of {task.name} has {length} tokens")
@@ -113,7 +116,7 @@ def build_collector(config: Config, task: Task, sandbox: Sandbox, secret: bytes,
     rewards = {name: getattr(config, name) for name in names}
     return Collector(
         task, sandbox, seed=config.seed, secret=secret, pool=pool, temperature=config.temperature,
-        max_prompt_tok=config.max_prompt_tok, max_new_tok=config.max_new_tok, brief=config.model == "tiny",
+        max_prompt_tok=config.max_prompt_tok, max_new_tok=config.max_new_tok, brief=is_tiny(config.model),
         improve_frac=config.improve_frac, memory_gib=config.memory_gib, sample_batch=config.sample_batch,
         reward_options=rewards,
     )  # fmt: skip
@@ -267,7 +270,7 @@ def main(argv: list[str]) -> int:
     if rank > 0:
         dist.barrier()  # rank 0 makes the folder, the secret and the warm start; the others find them
     run_dir = open_run(config, is_new=resume is None and rank == 0)
-    task = load_run_task(config, run_dir, "reward")
+    task = load_run_task(config, run_dir, config.reward_split)
     if resume:
         newest = checkpoint.latest_checkpoint(run_dir)
         policy = checkpoint.load_checkpoint_policy(newest, device())
@@ -286,6 +289,8 @@ def main(argv: list[str]) -> int:
     elif rank == 0:
         state.save(run_dir, policy, optimizer)  # step_0: the reference, and the left column of eval.py
 
+    if config.reward_split == "test" and rank == 0:
+        print("warning: --reward-split test trains on the labels that eval.py reports on, as the article does", file=sys.stderr)
     if config.duration_weight != "none" and rank == 0:
         print(
             f"warning: --duration-weight {config.duration_weight} corrects a bias that synchronous collection does not have: "

@@ -378,3 +378,13 @@ def test_find_steps_names_what_a_program_does():
 def test_a_literal_too_long_for_decimal_digits_is_run_as_it_is():
     program = "x = 0x" + "f" * 5000 + "\nimport os\nopen('a', 0x" + "f" * 5000 + ")\n"
     assert instrument(program, "ab")[0] == program and find_steps(program) <= set(MILESTONES)
+
+
+def test_a_long_chain_of_branches_takes_no_square_of_its_length():
+    def seconds(n: int) -> float:
+        chain = "".join(f"elif x == {i}:\n    y = df[{i}]\n" for i in range(n))
+        started = time.process_time()
+        instrument_ast(f"import pandas as pd\ndf = pd.read_csv('a')\nif x == -1:\n    pass\n{chain}", TOKEN)
+        return time.process_time() - started
+
+    assert min(seconds(240) for _ in range(3)) < 8 * min(seconds(60) for _ in range(3))  # linear: 4, square: 16

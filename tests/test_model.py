@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
-from model import frozen_copy, load_policy, save_policy
+from model import build_tiny, frozen_copy, is_tiny, load_policy, save_policy
 
 
 def test_a_new_value_head_predicts_zero_and_passes_no_gradient_to_the_backbone(tokenizer):
-    from model import build_tiny
-
     policy = build_tiny(tokenizer, 0)
     _, values = policy(torch.tensor([[5, 6, 7]]))
     assert torch.equal(values, torch.zeros(1, 3))
@@ -18,8 +16,6 @@ def test_a_new_value_head_predicts_zero_and_passes_no_gradient_to_the_backbone(t
 
 
 def test_tiny_has_about_a_million_parameters_with_its_real_vocabulary(tokenizer):
-    from model import build_tiny
-
     policy = build_tiny(tokenizer, 0)
     without_embedding = sum(p.numel() for p in policy.lm.parameters()) - policy.lm.get_input_embeddings().weight.numel()
     assert 0.9e6 < without_embedding + 1100 * 128 < 3e6
@@ -81,3 +77,19 @@ def test_an_unknown_model_is_refused_in_one_line(monkeypatch):
     with pytest.raises(ValueError, match="no-such/model") as error:
         load_policy("no-such/model")
     assert "\n" not in str(error.value)
+
+
+def test_a_saved_tiny_policy_is_still_tiny(tokenizer, policy, tmp_path):
+    save_policy(build_tiny(tokenizer, 0), tmp_path / "tiny")
+    save_policy(policy, tmp_path / "other")
+    names = ("tiny", str(tmp_path / "tiny"), str(tmp_path / "other"), "Qwen/x")
+    assert [is_tiny(name) for name in names] == [True, True, False, False]
+
+
+def test_a_model_that_caps_its_logits_is_refused(tokenizer, tmp_path):
+    config = Gemma2Config(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+                          num_attention_heads=2, num_key_value_heads=1, head_dim=16, final_logit_softcapping=0.01)  # fmt: skip
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="Gemma2ForCausalLM transforms its logits"):
+        load_policy(str(tmp_path))

@@ -32,6 +32,8 @@ FENCED_DOCSTRING = 'def f():\n    """Use it:\n    ```python\n    f()\n    ```\n 
         ("```python\n\n```\n```python\nprint(1)\n```", "print(1)"),
         ("1. Do:\n   ```python\n   import os\n   print(1)\n   ```", "import os\nprint(1)"),
         ("```python\nprint(1)```", "print(1)"),
+        (f"```markdown\nPlan.\n```python\n{CODE}\n```\n```", CODE),
+        (f"```md\nPlan.\n```\n```python\n{CODE}\n```", CODE),
         ("```python\nprint(1)\n``` done", "print(1)\n"),
     ],
 )

@@ -80,6 +80,7 @@ def same_secret(run: Path, other: Path) -> None:
         (["--temperature", "1e-320"], ["--temperature"]),
         (["--time-limit-s", "1e9"], ["--time-limit-s"]),
         (["--max-new-tok", "-5"], ["--max-new-tok", "-5"]),
+        (["--max-new-tok", "2000"], ["--max-new-tok 2000", "2048"]),
     ],
 )
 def test_bad_input_is_one_line_before_any_long_work(args, words, tmp_path, monkeypatch):
