@@ -51,8 +51,8 @@ class Config:
     duration_clock: str = option("wall", "clock of Δt; cpu is robust against programs that sleep", CLOCKS)
     unsafe_sandbox: bool = option(False, "run programs even where the machine cannot keep them from files and processes")
     # reward
-    reward_split: str = option("reward", "labels that score the reward; with test, as in the article, eval.py's test score is no "
-                               "longer of unseen labels", ("reward", "test"))  # fmt: skip
+    reward_split: str = option("reward", "rows that score the reward; test, as in the article, trains on what eval.py reports",
+                               ("reward", "test"))  # fmt: skip
     failure_reward: float = option(-10.0, "reward of a program that fails before its first milestone")
     milestone_reward: float = option(0.1, "reward per milestone that a failed program reached")
     no_model_penalty: float = option(0.5, "taken from the score of a valid program that trains no model")
