@@ -20,11 +20,12 @@ import torch
 from checkpoint import UsageError, latest_checkpoint, load_checkpoint_policy, load_secret, write_atomically
 from config import Config, run_main, usage_error
 from model import Policy
+from ranks import cores_per_rank, device
 from reward import grade
 from rollout import Collector, Episode, ImprovementPool
 from sandbox import InfraError
 from tasks import Task
-from train import build_collector, build_sandbox, cores_per_rank, device, load_run_task
+from train import build_collector, build_sandbox, load_run_task
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

@@ -16,11 +16,14 @@ from functools import partial
 from math import isfinite
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
+from duration import duration_metrics, duration_weights
+from ranks import all_max, all_sum
+
 MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 is finite in fp32, exp(100) is not
+MAX_STALE_RATIO = 5.0  # weight of a token that the policy has come to like better since it was sampled
 MIN_VALUE_STD = 1e-2  # reward units: returns closer together than this are one return
 STEP_METRICS = ("update/loss", "policy/loss", "policy/entropy", "policy/kl_k3", "policy/clip_frac", "policy/approx_kl",
                 "policy/ratio_mean", "value/loss", "value/clip_frac")  # these add up over micro-batches and ranks
@@ -38,6 +41,8 @@ class Experience:
     durations: Tensor  # (B,) seconds that the program ran
     task_index: Tensor  # (B,) which task
     failed: Tensor | None = None  # (B,) bool, the program failed; needed by advantage_mode "isolate" only
+    inverse_inclusion: Tensor | None = None  # (B,) 1 / P(collected), needed by duration_weight "ipw" only
+    proximal_logprobs: Tensor | None = None  # (B, T) nats, of the policy before this update, where samples are stale
 
 
 @dataclass
@@ -51,7 +56,7 @@ class NonFiniteGuard:
             raise FloatingPointError("ten updates in a row had a NaN or infinite loss or gradient; lower the learning rate")
 
 
-# masks and ranks
+# masks
 def masked(x, mask):
     """Return x, at least in fp32, with 0 in each cell outside the mask, whatever it held (no NaN in the gradient)."""
     return torch.where(mask, x.to(torch.promote_types(x.dtype, torch.float32)), 0.0)
@@ -60,22 +65,6 @@ def masked(x, mask):
 def token_mean(x, mask, normaliser=None):
     """Sum x over the mask and divide by normaliser, by default the number of cells in this mask."""
     return masked(x, mask).sum() / (mask.sum().clamp(min=1) if normaliser is None else normaliser)
-
-
-def all_sum(x):
-    """Sum x over all ranks. A collective."""
-    if dist.is_available() and dist.is_initialized():
-        x = x.clone()
-        dist.all_reduce(x)
-    return x
-
-
-def all_max(x):
-    """Return the largest entry of x on any rank, at least 0; x may be empty here. A collective."""
-    largest = torch.cat([x.new_zeros(1), x.flatten()]).max()
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-    return largest
 
 
 def masked_moments(x, mask):
@@ -124,39 +113,6 @@ def masked_whiten(x, mask, failed=None):
     return masked((z - mean) / (std + 1e-8), mask).to(masked(x, mask).dtype)  # (B, T)
 
 
-# duration weights
-def duration_weights(durations, mode, task_index=None, cap=None):
-    """Compute the weight of each sample's policy term from its running time.
-
-    none  w = 1
-    mean  w = Δt / mean(Δt)
-    log   w = log(1 + Δt) / mean(log(1 + Δt))
-    durations (B,) in seconds; task_index (B,): means over each task's own samples, of all ranks; cap: w <= cap, then
-    renormalised to mean 1. Raises ValueError if any rank has a zero, negative, NaN or infinite one. A collective.
-    """
-    if mode not in ("none", "mean", "log"):
-        raise ValueError(f"duration weight {mode}: none, mean or log (ipw needs collection offsets: not yet available)")
-    if cap is not None and not cap > 0:
-        raise ValueError(f"duration cap {cap} must be positive, or None for no cap")
-    durations = durations.double()  # (B,)
-    refused = ~(durations.isfinite() & (durations > 0))  # (B,)
-    if all_sum(refused.sum()) > 0:
-        raise ValueError(f"durations must be positive and finite on every rank; refused here: {durations[refused]}")
-    group = torch.zeros_like(durations, dtype=torch.long) if task_index is None else task_index.long()  # (B,)
-    weights = {"none": torch.ones_like(durations), "mean": durations, "log": durations.log1p()}[mode]  # (B,)
-    weights = weights / group_mean(weights, group)  # (B,)
-    if cap is not None:
-        weights = (capped := weights.clamp(max=cap)) / group_mean(capped, group)
-    return weights.float()  # fp64 until here, so that equal durations give exactly 1
-
-
-def group_mean(x, group):
-    """Return for each sample (B,) the mean of x (B,) over its group (B,), on all ranks. A collective."""
-    sums = x.new_zeros(2, int(all_max(group)) + 1)  # (2, groups)
-    total, count = all_sum(sums.index_add(1, group, torch.stack([x, torch.ones_like(x)])))
-    return (total / count)[group]
-
-
 # losses
 def evaluate(policy, tokens, action_mask, temperature, detach_value=False):
     """Return logprobs and exact entropies (nats, at the sampling temperature) and values (head's units), each (B, T).
@@ -187,12 +143,14 @@ def kl_k3(logprobs, reference_logprobs):
     return log_ratio.expm1() - log_ratio  # q/p - 1 - log(q/p)
 
 
-def policy_loss(logprobs, old_logprobs, advantages, weights, action_mask, clip_eps, normaliser=None, dual_clip=None):
+def policy_loss(logprobs, old_logprobs, advantages, weights, action_mask, clip_eps, normaliser=None, dual_clip=None,
+                behaviour_logprobs=None):
     """Compute the clipped surrogate loss (PPO, 1707.06347), each sample's term times its duration weight.
 
     loss = - Σ w_k min(ratio A, clip(ratio, 1-ε, 1+ε) A) / normaliser
     Tensors (B, T), weights (B,); normaliser: valid tokens of the minibatch on all ranks, by default of this mask, so
     that loss and metrics (not ratio_max) add up over micro-batches. dual_clip c > 1: surrogate >= c A (1912.09729).
+    behaviour_logprobs: of an older policy μ that sampled; each token's term times min(π_old / μ, 5) (2110.00641).
     """
     mean = partial(token_mean, mask=action_mask, normaliser=normaliser)
     logprobs, old_logprobs, advantages = (masked(x, action_mask) for x in (logprobs, old_logprobs, advantages))
@@ -201,6 +159,9 @@ def policy_loss(logprobs, old_logprobs, advantages, weights, action_mask, clip_e
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)  # (B, T)
     if dual_clip is not None:
         surrogate = torch.where(advantages < 0, surrogate.maximum(dual_clip * advantages), surrogate)
+    if behaviour_logprobs is not None:
+        stale = (old_logprobs - masked(behaviour_logprobs, action_mask)).clamp(max=MAX_LOG_RATIO).exp()  # (B, T)
+        surrogate = stale.clamp(max=MAX_STALE_RATIO) * surrogate
     # Δt enters here and nowhere else: w_k scales the whole policy term of sample k, its clipped tokens too.
     surrogate = weights[:, None] * surrogate  # (B, 1) * (B, T)
     metrics = {
@@ -269,6 +230,12 @@ def select_rows(batch, rows):
     return {name: x[rows][:, :length] if x.dim() == 2 else x[rows] for name, x in batch.items()}
 
 
+def old_logprobs(experience):
+    """Return the log-probabilities (B, T) that ratios start from: of the policy that sampled, or of a newer one."""
+    stale = experience.proximal_logprobs
+    return experience.behaviour_logprobs if stale is None else stale
+
+
 def build_batch(policy, experience, values, advantages, returns, weights):
     """Gather what the losses read into a dict of tensors with one row per episode; values in the head's units."""
     mask, mean, std = experience.action_mask, policy.value_mean, policy.value_std  # (B, T), (), ()
@@ -276,6 +243,7 @@ def build_batch(policy, experience, values, advantages, returns, weights):
         "tokens": experience.tokens,
         "action_mask": mask,
         "behaviour_logprobs": masked(experience.behaviour_logprobs, mask),
+        "old_logprobs": masked(old_logprobs(experience), mask),
         "reference_logprobs": masked(experience.reference_logprobs, mask),
         "old_values": masked((values - mean) / std, mask),
         "returns": masked((returns - mean) / std, mask),
@@ -290,15 +258,15 @@ def batch_metrics(experience, advantages, returns, weights):
     """Describe the batch of all ranks before anything is learnt from it. A collective."""
     mask = experience.action_mask  # (B, T)
     kl = masked(kl_k3(experience.behaviour_logprobs, experience.reference_logprobs), mask)  # (B, T)
-    sums = torch.stack([kl.sum(), mask.any(1).sum(), weights.sum(), weights.square().sum()])
-    kl_sum, sequences, weight, weight_squared = all_sum(sums.double()).tolist()
+    mismatch = masked(kl_k3(experience.behaviour_logprobs, old_logprobs(experience)), mask)  # (B, T)
+    sums = all_sum(torch.stack([kl.sum(), mismatch.sum(), mask.any(1).sum(), mask.sum()]).double()).tolist()
+    kl_sum, mismatch_sum, sequences, actions = sums
     (_, error_std), (_, return_std) = masked_moments(advantages, mask), masked_moments(returns, mask)  # A = return - V
     return {
         "policy/kl_ref": kl_sum / max(sequences, 1),  # nats per sequence, of the policy that sampled
         "value/explained_variance": float(1 - (error_std / return_std) ** 2) if return_std > 0 else 0.0,
-        "duration/weight_max": float(all_max(weights)),
-        "duration/effective_sample_size": weight**2 / max(weight_squared, 1e-12),  # samples
-    }
+        "policy/mismatch_kl": mismatch_sum / max(actions, 1),  # nats per token, sampling policy || policy before the update
+    } | duration_metrics(experience.durations, weights)
 
 
 def compute_loss(policy, batch, normaliser, *, temperature, clip_eps, value_clip_eps, value_coef, entropy_coef, kl_coef,
@@ -306,8 +274,8 @@ def compute_loss(policy, batch, normaliser, *, temperature, clip_eps, value_clip
     """Compute loss = policy + c_v value - c_e entropy + c_KL KL(π || reference); micro-batches and ranks add up."""
     mask = batch["action_mask"]  # (B, T)
     logprobs, entropy, values = evaluate(policy, batch["tokens"], mask, temperature, detach_value)  # (B, T)
-    policy_term, policy_metrics = policy_loss(logprobs, batch["behaviour_logprobs"], batch["advantages"],
-                                              batch["weights"], mask, clip_eps, normaliser, dual_clip)
+    policy_term, policy_metrics = policy_loss(logprobs, batch["old_logprobs"], batch["advantages"], batch["weights"],
+                                              mask, clip_eps, normaliser, dual_clip, batch["behaviour_logprobs"])
     value_term, value_metrics = value_loss(values, batch["old_values"], batch["returns"], mask, value_clip_eps,
                                            normaliser)
     entropy_term = token_mean(entropy, mask, normaliser)
@@ -377,7 +345,8 @@ def update(policy, optimizer, experience, *, epochs, minibatches, micro_batch_to
         raise ValueError(f"advantage mode {advantage_mode} must be global, or isolate with experience.failed given")
     mask, failed = experience.action_mask, experience.failed if advantage_mode == "isolate" else None  # (B, T), (B,)
     advantages, returns = compute_gae(experience.rewards, experience.values, mask, gamma, gae_lambda)  # (B, T)
-    weights = duration_weights(experience.durations, duration_weight, experience.task_index, duration_cap)  # (B,)
+    weights = duration_weights(experience.durations, duration_weight, experience.task_index, duration_cap,
+                               experience.inverse_inclusion)  # (B,)
     metrics = batch_metrics(experience, advantages, returns, weights)
     fresh = normalise_returns and update_value_statistics(policy, returns, mask, value_stats_rate)
     values = policy.value_mean.expand(mask.shape) if fresh else experience.values  # (B, T): a new head predicts the mean

@@ -10,6 +10,7 @@ import glob
 import importlib
 import io
 import json
+import multiprocessing.context
 import os
 import resource
 import select
@@ -17,6 +18,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import types
 from multiprocessing.connection import Connection
@@ -52,6 +54,8 @@ def run_zygote(root: str, modules: list[str]) -> None:
     os.unlink(isolation.canary)
     for path in glob.glob(os.path.join(root, "run-*")):
         remove_tree(path)
+    if isolation.has("seccomp"):
+        use_thread_locks()
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the monitors
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -100,6 +104,17 @@ def warm_up(modules: list[str]) -> None:
     for model in (LogisticRegression(), GradientBoostingClassifier(n_estimators=2), RandomForestClassifier(2)):
         cross_val_score(model, frame[["a", "b"]], frame.y, cv=2, scoring="roc_auc")
     TfidfVectorizer().fit_transform(["one two", "two three"])
+
+
+def use_thread_locks() -> None:
+    """Make the locks of multiprocessing those of threading: there are no processes, and theirs are files in /dev/shm.
+
+    multiprocessing.pool.ThreadPool takes them, and with it joblib's thread backend, so scikit-learn's n_jobs.
+    """
+    for name in ("Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier"):
+        make = getattr(threading, name)
+        setattr(multiprocessing, name, make)
+        setattr(multiprocessing.context.BaseContext, name, lambda self, *arguments, make=make: make(*arguments))
 
 
 def end_orphans(root: str, monitors: set[int]) -> None:

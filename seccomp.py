@@ -22,7 +22,7 @@ DENIED = {
         open_tree/428/428 fsopen/430/430 fsconfig/431/431 fsmount/432/432 fspick/433/433 mount_setattr/442/442
         ptrace/101/117 process_vm_readv/310/270 process_vm_writev/311/271 process_madvise/440/440 kcmp/312/272
         process_mrelease/448/448 pidfd_open/434/434 pidfd_getfd/438/438 pidfd_send_signal/424/424 tkill/200/130
-        setpriority/141/140 sched_setparam/142/118 sched_setscheduler/144/119 sched_setattr/314/274 ioprio_set/251/30
+        sched_setparam/142/118 sched_setscheduler/144/119 sched_setattr/314/274 ioprio_set/251/30
         migrate_pages/256/238 move_pages/279/239
         setuid/105/146 setgid/106/144 setreuid/113/145 setregid/114/143 setresuid/117/147 setresgid/119/149
         setfsuid/122/151 setfsgid/123/152 setgroups/116/159 capset/126/91 personality/135/92
@@ -71,6 +71,8 @@ CHECKS = (
     Check("rt_sigqueueinfo/129/138", 0, only=(OWN_PID,)),
     Check("rt_tgsigqueueinfo/297/240", 0, only=(OWN_PID,)),
     Check("prlimit64/302/261", 0, only=(0, OWN_PID)),
+    Check("setpriority/141/140", 0, only=(os.PRIO_PROCESS,)),
+    Check("setpriority/141/140", 1, only=(0, OWN_PID)),
     Check("socketpair/53/199", 0, errno.EACCES, only=(socket.AF_UNIX,)),
     Check("socketpair/53/199", 1, errno.EACCES, mask=0xF, only=(socket.SOCK_STREAM,)),  # a datagram one reaches any socket
     Check("fcntl/72/25", 1, only=FCNTL_COMMANDS),

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -28,16 +27,12 @@ from checkpoint import UsageError
 from config import Config, parse_args, run_main
 from model import Policy, context_tok, frozen_copy, is_tiny, load_policy
 from prompts import build_prompt, encode_prompt
+from ranks import all_max, cores_per_rank, device, gather, init_processes, rank_and_world
 from rollout import Collector, ImprovementPool, to_experience
 from runlog import RunLog, episode_metrics
 from sandbox import InfraError, Sandbox, describe_status, usable_cores
 from tasks import Task, load_task
 from warmstart import WarmStart, cache_dir, load_warm_policy
-
-
-def device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
 
 # ------------------------------------------------------------------------------------------------------------------ set-up
 
@@ -151,7 +146,7 @@ def train(
     config: Config, run_dir: Path, policy: Policy, reference: Policy, optimizer, state: TrainerState, collector: Collector
 ) -> bool:
     """Collect, learn, log, save; return True after the last step, False after Ctrl-C."""
-    rank, world = _rank_and_world()
+    rank, world = rank_and_world()
     share = config.batch_size // world
     log = RunLog(run_dir, state.step, config.steps) if rank == 0 else None
     interrupted, stopping = _stop_after_this_step(), False
@@ -159,7 +154,7 @@ def train(
         started = time.monotonic()
         first = state.step * config.batch_size + rank * share  # global sample indices: the same programs for any world size
         episodes = collector.collect(policy, range(first, first + share), state.step)
-        all_episodes = _gather(episodes)
+        all_episodes = sorted(gather(episodes), key=lambda e: e.index)
         if not all_episodes:
             raise InfraError("every program of this step ended in an infra_error: is the disk full, are processes limited?")
         collected = time.monotonic()
@@ -172,7 +167,7 @@ def train(
         state.pool.add(all_episodes)
         state.kl_coef = ppo.update_kl_coefficient(state.kl_coef, metrics["policy/kl_ref"], config.kl_target)
         state.step += 1
-        stopping = bool(ppo.all_max(torch.tensor([float(bool(interrupted))], device=policy.device)))  # all ranks, or none
+        stopping = bool(all_max(torch.tensor([float(bool(interrupted))], device=policy.device)))  # all ranks, or none
         if log:
             metrics |= episode_metrics(all_episodes, collector.task, config.batch_size)
             metrics |= {"time/collect_s": collected - started, "time/update_s": updated - collected, "time/rss_mib": rss_mib()}
@@ -198,20 +193,6 @@ def update(config: Config, policy: Policy, optimizer, experience: ppo.Experience
     )  # fmt: skip
 
 
-def _rank_and_world() -> tuple[int, int]:
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
-def _gather(episodes: list) -> list:
-    """Return the episodes of all ranks, in the order of their global index."""
-    _, world = _rank_and_world()
-    if world == 1:
-        return episodes
-    parts = [None] * world
-    dist.all_gather_object(parts, episodes)
-    return sorted((e for part in parts for e in part), key=lambda e: e.index)
-
-
 def _stop_after_this_step() -> list:
     """Return a list that is empty until Ctrl-C: the step in progress is finished and saved. A second Ctrl-C stops at once."""
     interrupted = []
@@ -223,21 +204,6 @@ def _stop_after_this_step() -> list:
 
     signal.signal(signal.SIGINT, on_interrupt)
     return interrupted
-
-
-def cores_per_rank() -> int:
-    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-
-
-def init_processes() -> int:
-    """Join torchrun's process group, if there is one; return this rank."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        return 0
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(hours=2))  # a rank may wait for a download, or for slow programs
-    return dist.get_rank()
 
 
 def print_plan(config: Config, task: Task) -> None:

@@ -61,6 +61,9 @@ def answer(machine: str, call: str | int, *arguments: int, architecture: int | N
         ("prlimit64", (0,), None),
         ("prlimit64", (PID,), None),
         ("prlimit64", (1,), errno.EPERM),
+        ("setpriority", (0, 0, 5), None),
+        ("setpriority", (0, PID + 1, 5), errno.EPERM),
+        ("setpriority", (2, 0, 5), errno.EPERM),  # of a user
         ("socket", (1,), errno.EACCES),
         ("socketpair", (1, 1), None),
         ("socketpair", (1, 1 | 0x80000), None),  # close-on-exec
@@ -155,6 +158,13 @@ def test_programs_run_on_the_cores_they_are_given():
     core = max(os.sched_getaffinity(0))
     with Sandbox(cores=[core]) as sandbox:
         assert sandbox.run("import os; print(os.sched_getaffinity(0))", None).stdout == f"{{{core}}}\n"
+
+
+@linux
+def test_pools_of_threads_work_without_processes():
+    program = "from multiprocessing.pool import ThreadPool\nprint(ThreadPool(4).map(abs, [-1, -2]))"
+    with Sandbox() as sandbox:
+        assert sandbox.run(program, None).stdout == "[1, 2]\n"
 
 
 @linux

@@ -235,7 +235,7 @@ def test_impossible_durations_are_refused(bad, mode):  # case 16
 
 
 @pytest.mark.parametrize(("mode", "cap", "match"), [
-    ("ipw", None, "offsets"), ("mode", None, "mode"), ("mean", 0, "cap")])
+    ("ipw", None, "inverse"), ("mode", None, "mode"), ("mean", 0, "cap")])
 def test_unknown_duration_options_are_refused(mode, cap, match):
     with pytest.raises(ValueError, match=match):
         ppo.duration_weights(torch.ones(2), mode, cap=cap)

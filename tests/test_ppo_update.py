@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,10 +43,10 @@ def test_garbage_under_the_mask_changes_nothing(garbage):  # case 18
 
 def test_no_input_is_written_to():  # case 18
     experience = sample_experience(ToyPolicy(), garbage=NAN)
-    before = {name: x.clone() for name, x in vars(experience).items()}
+    before = {name: x.clone() for name, x in vars(experience).items() if x is not None}
     updated(experience, epochs=2, minibatches=2, duration_weight="log", duration_cap=1.5, advantage_mode="isolate")
-    for name, x in vars(experience).items():
-        torch.testing.assert_close(x, before[name], equal_nan=True, atol=0, rtol=0)
+    for name, x in before.items():
+        torch.testing.assert_close(getattr(experience, name), x, equal_nan=True, atol=0, rtol=0)
 
 
 def test_metrics_by_hand():
@@ -115,7 +116,7 @@ def test_nan_steps_are_skipped_counted_and_ten_in_a_row_raise():
     assert ppo.update(policy, optimizer, good, **settings)["update/skipped"] == 0 and guard.in_a_row == 0
     assert parameters(policy).isfinite().all()
     ppo.update(policy, optimizer, bad, **settings)
-    with pytest.raises(RuntimeError, match="ten updates in a row"):
+    with pytest.raises(FloatingPointError, match="ten updates in a row"):
         ppo.update(policy, optimizer, bad, **settings)
 
 
@@ -193,3 +194,23 @@ def test_a_new_value_head_starts_at_the_mean_of_the_first_returns():
     batch = ppo.build_batch(policy, experience, policy.value_mean.expand(mask.shape), returns, returns, experience.durations)
     close(batch["old_values"], torch.zeros_like(batch["old_values"]))  # what the head outputs: nothing is clipped
     assert not ppo.update_value_statistics(ToyPolicy(), returns, mask, 0.1)
+
+
+def test_stale_samples_weigh_by_the_ratio_to_the_policy_that_sampled_them():
+    torch.manual_seed(0)
+    logprobs, proximal, behaviour = (torch.randn(2, 5) for _ in range(3))
+    advantages, mask, weights = torch.randn(2, 5), torch.rand(2, 5) < 0.8, torch.tensor([0.5, 1.5])
+    loss, _ = ppo.policy_loss(logprobs, proximal, advantages, weights, mask, 0.2, behaviour_logprobs=behaviour)
+    ratio, stale = (logprobs - proximal).exp(), (proximal - behaviour).exp().clamp(max=5)
+    terms = stale * torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages) * weights[:, None]
+    torch.testing.assert_close(loss, -terms[mask].mean())
+
+
+def test_an_update_on_fresh_samples_is_the_same_with_their_own_logprobs_as_proximal():
+    experience = sample_experience(ToyPolicy())
+    plain, metrics = updated(experience)
+    assert metrics["policy/mismatch_kl"] == 0
+    again, _ = updated(replace(experience, proximal_logprobs=experience.behaviour_logprobs))
+    assert torch.equal(plain, again)
+    stale, metrics = updated(replace(experience, proximal_logprobs=experience.behaviour_logprobs + 0.5))
+    assert not torch.equal(plain, stale) and metrics["policy/mismatch_kl"] > 0

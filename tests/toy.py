@@ -51,7 +51,7 @@ def sample_experience(policy, prompts=(2, 3, 1, 4, 2, 3), responses=(5, 3, 7, 1,
 
 
 def rows_of(experience, rows):
-    return ppo.Experience(**{name: x[rows] for name, x in vars(experience).items()})
+    return ppo.Experience(**{name: x if x is None else x[rows] for name, x in vars(experience).items()})
 
 
 def parameters(policy):

@@ -1,0 +1,106 @@
+"""Two kinds of program, one ten times as slow: what share of a batch is the fast one, by mode of collection and weight?
+
+    python bench/duration_bias.py            a minute; a table, then one line of JSON
+
+The policy writes either with probability 1/2, so .500 is unbiased. 32 workers, batches of 32. Five ways to fill a batch:
+
+    sync      start 32, wait for all
+    async     workers always busy, every finished run is used sooner or later, oldest first
+    restart   after each update start anew; the first 32 that finish, the others are dropped
+    window    what finishes within 12 s of an update, the others are dropped
+    split     each worker's time is split by the policy's probabilities, as the article's formula has it
+"""
+
+import heapq
+import json
+import platform
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from duration import Window, inverse_inclusion
+
+FAST_S, SLOW_S, WORKERS, BATCH, BATCHES, WINDOW_S = 1.0, 10.0, 32, 32, 400, 12.0
+POOLED = 20  # windows that an ipw weight looks back on
+WEIGHTS = ("none", "mean", "log", "ipw")
+
+
+def draw(rng: np.random.Generator) -> float:
+    """Return how long the next program runs: the policy's choice."""
+    return FAST_S if rng.random() < 0.5 else SLOW_S
+
+
+def run_window(rng: np.random.Generator, batch: int, length_s: float) -> Window:
+    """Start on every worker; each goes on with a new program until `batch` have finished or length_s is over."""
+    running = [(run_s, 0.0, worker) for worker in range(WORKERS) if (run_s := draw(rng))]  # end, start, worker
+    heapq.heapify(running)
+    finished, now = [], 0.0
+    while len(finished) < batch and running[0][0] <= length_s:
+        now, started, worker = heapq.heappop(running)
+        finished.append(now - started)
+        heapq.heappush(running, (now + draw(rng), now, worker))
+    end = now if len(finished) == batch else length_s
+    dropped = [end - started for _, started, _ in running if started < end]
+    return Window(tuple(finished), tuple(dropped))
+
+
+def collect(mode: str, rng: np.random.Generator) -> list[Window]:
+    """Return the batches of a mode, with what was dropped."""
+    if mode == "sync":
+        return [Window(tuple(draw(rng) for _ in range(BATCH)), ()) for _ in range(BATCHES)]
+    if mode == "restart":
+        return [run_window(rng, BATCH, np.inf) for _ in range(BATCHES)]
+    if mode == "window":
+        return [run_window(rng, sys.maxsize, WINDOW_S) for _ in range(BATCHES // 4)]
+    if mode == "split":  # n_x ∝ π(x) / Δt_x
+        p = (1 / FAST_S) / (1 / FAST_S + 1 / SLOW_S)
+        return [Window(tuple(np.where(rng.random(BATCH) < p, FAST_S, SLOW_S)), ()) for _ in range(BATCHES)]
+    running, finished = [(draw(rng), started) for started in range(WORKERS)], []  # async: (end, number of the run)
+    lengths = [end for end, _ in running]
+    heapq.heapify(running)
+    while len(finished) < BATCH * BATCHES:
+        now, number = heapq.heappop(running)
+        finished.append(lengths[number])
+        lengths.append(draw(rng))
+        heapq.heappush(running, (now + lengths[-1], len(lengths) - 1))
+    return [Window(tuple(finished[i : i + BATCH]), ()) for i in range(0, len(finished), BATCH)]
+
+
+def share_of_fast(windows: list[Window], weight: str) -> float:
+    """Return the share of the weight that fast programs hold, over all batches."""
+    fast = total = 0.0
+    for i, window in enumerate(windows):
+        run_s = np.array(window.finished_s)
+        # a batch early in the list looks ahead instead of back
+        pool = windows[max(0, i - POOLED + 1) : i] + windows[i + 1 : max(POOLED - i, 0) + i]
+        ipw = inverse_inclusion([*pool, window]) if weight == "ipw" else 0
+        weights = {"none": np.ones_like(run_s), "mean": run_s, "log": np.log1p(run_s), "ipw": np.array(ipw)}[weight]
+        fast, total = fast + weights[run_s == FAST_S].sum(), total + weights.sum()
+    return fast / total
+
+
+def simulate(seed: int = 0) -> dict[str, dict[str, float]]:
+    """Return the share of the fast program by mode and weight."""
+    shares = {}
+    for mode in ("sync", "async", "restart", "window", "split"):
+        windows = collect(mode, np.random.default_rng(seed))
+        shares[mode] = {weight: share_of_fast(windows, weight) for weight in WEIGHTS}
+    return shares
+
+
+def main() -> int:
+    shares = simulate()
+    print(f"share of the fast program; unbiased is .500\n{'':10}" + "".join(f"{weight:>8}" for weight in WEIGHTS))
+    for mode, row in shares.items():
+        print(f"{mode:10}" + "".join(f"{row[weight]:8.3f}" for weight in WEIGHTS))
+    rows = [{"name": f"{mode}/{weight}", "ours": share, "peer": 0.5, "ratio": share / 0.5}
+            for mode, row in shares.items() for weight, share in row.items()]  # fmt: skip
+    print(json.dumps({"bench": "duration_bias", "rows": rows, "machine": platform.machine()}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""One process or many: who we are among the ranks of torchrun, and what is summed or gathered over them.
+
+Without torchrun there is one rank, and every function here is the identity. A "collective" must be called by each rank.
+"""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+TIMEOUT = timedelta(days=1)  # a rank may wait for a download, or for the slow programs of another
+_host_group = None  # gloo beside NCCL: waiting for programs must not keep a GPU spinning, nor time out
+
+
+def init_processes() -> int:
+    """Join torchrun's process group, if there is one; return this rank."""
+    global _host_group
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        return 0
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
+    _host_group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    return dist.get_rank()
+
+
+def rank_and_world() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+
+
+def cores_per_rank() -> int:
+    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def all_sum(x):
+    """Sum x over all ranks. A collective."""
+    if rank_and_world()[1] > 1:
+        x = x.clone()
+        dist.all_reduce(x)
+    return x
+
+
+def all_max(x):
+    """Return the largest entry of x on any rank, at least 0; x may be empty here. A collective."""
+    largest = torch.cat([x.new_zeros(1), x.flatten()]).max()
+    if rank_and_world()[1] > 1:
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return largest
+
+
+def gather(items: list) -> list:
+    """Return the items of all ranks, in the order of ranks. Waits on the host, however long a rank takes. A collective."""
+    _, world = rank_and_world()
+    if world == 1:
+        return items
+    parts = [None] * world
+    dist.all_gather_object(parts, items, group=_host_group)
+    return [item for part in parts for item in part]
