@@ -17,6 +17,7 @@ from typing import NoReturn
 import torch
 
 from checkpoint import UsageError, latest_checkpoint
+from duration import COLLECT_MODES, MODES
 from model import is_tiny
 from sandbox import CLOCKS, InfraError
 from tasks import find_task
@@ -45,7 +46,9 @@ class Config:
     max_new_tok: int | None = option(None, "longest response, tokens")
     improve_frac: float = option(0.5, "share of prompts that ask to improve an earlier program")
     sample_batch: int = option(64, "programs sampled together (memory and speed only)")
-    sandboxes: int | None = option(None, "programs run at once, per rank; number of cores if not given")
+    collect: str = option("sync", "how a batch is filled, see stream.py", COLLECT_MODES)
+    max_staleness: int = option(1, "with --collect async: batches that may be sampled ahead of the one that is learnt from")
+    sandboxes: int | None = option(None, "programs run at once, per rank; all cores if not given, half of them with async")
     time_limit_s: float | None = option(None, "time limit of a program, seconds; the task's if not given")
     memory_gib: float = option(4.0, "memory limit of a program, GiB")
     duration_clock: str = option("wall", "clock of Δt; cpu is robust against programs that sleep", CLOCKS)
@@ -72,8 +75,10 @@ class Config:
     kl_coef: float = option(0.01, "weight of the KL to the starting policy at the start; adaptive")
     kl_target: float = option(6.0, "KL that the adaptive weight aims at, nats per response")
     max_grad_norm: float = option(1.0, "gradient norm is clipped at this")
-    duration_weight: str = option("none", "weight of a sample by the seconds its program ran", ("none", "mean", "log"))
+    duration_weight: str = option("none", "weight of a sample by the seconds its program ran", MODES)
     duration_cap: float | None = option(None, "largest duration weight")
+    failure_weight: float = option(1.0, "weight of the policy term of failed programs; below 1 where they drown the valid ones")
+    dual_clip: float | None = option(None, "floor of the surrogate of a bad sample, times its advantage; 3 is usual")
     advantage: str = option("isolate", "whitening of the advantages: all, or failed and valid apart", ("global", "isolate"))
     normalise_returns: bool = option(True, "value head predicts returns in units of their running mean and deviation")
     detach_value: bool = option(True, "the value gradient stops at the backbone")
@@ -177,6 +182,7 @@ RULES = {
     **dict.fromkeys(("sample_batch", "sandboxes", "learning_rate"), POSITIVE),
     **dict.fromkeys(("epochs", "minibatches", "clip_eps", "kl_target", "max_grad_norm"), POSITIVE),
     **dict.fromkeys(("value_learning_rate", "duration_cap", "micro_batch_tok", "threads", "save_every"), POSITIVE),
+    "dual_clip": (lambda x: 1 < x < float("inf"), "above 1"),
     "value_clip_eps": (lambda x: x > 0, "positive; inf turns the clipping off"),
     "failure_reward": (lambda x: abs(x) < 1e6, "a number above -1e6"),
     "temperature": (lambda x: 0.01 <= x < float("inf"), "at least 0.01: greedy sampling has no gradient"),
@@ -185,7 +191,7 @@ RULES = {
     "seed": (lambda x: 0 <= x < 2**63, "a whole number below 2^63"),
     **dict.fromkeys(("improve_frac", "gamma", "gae_lambda"), FRACTION),
     **dict.fromkeys(("milestone_reward", "no_model_penalty", "repetition_penalty", "value_coef", "entropy_coef"), NOT_NEGATIVE),
-    **dict.fromkeys(("kl_coef", "warmup_steps"), NOT_NEGATIVE),
+    **dict.fromkeys(("kl_coef", "warmup_steps", "max_staleness", "failure_weight"), NOT_NEGATIVE),
 }
 
 

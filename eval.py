@@ -15,17 +15,15 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from checkpoint import UsageError, latest_checkpoint, load_checkpoint_policy, load_secret, write_atomically
 from config import Config, run_main, usage_error
 from model import Policy
-from ranks import cores_per_rank, device
+from ranks import device
 from reward import grade
 from rollout import Collector, Episode, ImprovementPool
 from sandbox import InfraError
 from tasks import Task
-from train import build_collector, build_sandbox, load_run_task
+from train import build_collector, build_sandbox, load_run_task, set_threads
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -167,7 +165,7 @@ def evaluate_run(run_dir: Path, samples: int, split: str) -> dict:
         raise UsageError(f"{run_dir} has no readable config.json ({error}); name the folder of a run") from error
     checkpoint = latest_checkpoint(run_dir)
     read_metrics(run_dir)  # before the work of minutes
-    torch.set_num_threads(config.threads or cores_per_rank())
+    set_threads(config)
     val_task = load_run_task(config, run_dir, "reward")
     test_task = load_run_task(config, run_dir, "test") if split == "test" else None
     result = {"task": val_task.name, "data": val_task.data, "metric": val_task.metric, "temperature": config.temperature}

@@ -334,11 +334,12 @@ def train_minibatch(policy, optimizer, loss_fn, batch, micro_batch_tok, max_grad
 def update(policy, optimizer, experience, *, epochs, minibatches, micro_batch_tok, gamma, gae_lambda, clip_eps,
            value_clip_eps, value_coef, entropy_coef, kl_coef, max_grad_norm, temperature, duration_weight="none",
            duration_cap=None, advantage_mode="global", normalise_returns=True, value_stats_rate=0.1, detach_value=False,
-           dual_clip=None, generator=None, guard=None):
+           dual_clip=None, failure_weight=1.0, generator=None, guard=None):
     """Update the policy on one batch: advantages and weights once, then epochs × minibatches optimizer steps.
 
     micro_batch_tok: tokens, pads included, in one forward pass; value_clip_eps: in the head's units; advantage_mode:
-    global or isolate; generator: a CPU torch.Generator for the order; guard: the caller's NonFiniteGuard.
+    global or isolate; failure_weight: of the policy term of failed samples; generator: a CPU torch.Generator for the order;
+    guard: the caller's NonFiniteGuard.
     Returns a dict of floats, equal on all ranks, means over the steps taken. A collective.
     """
     if advantage_mode not in ("global", "isolate") or (advantage_mode == "isolate" and experience.failed is None):
@@ -347,6 +348,8 @@ def update(policy, optimizer, experience, *, epochs, minibatches, micro_batch_to
     advantages, returns = compute_gae(experience.rewards, experience.values, mask, gamma, gae_lambda)  # (B, T)
     weights = duration_weights(experience.durations, duration_weight, experience.task_index, duration_cap,
                                experience.inverse_inclusion)  # (B,)
+    if failure_weight != 1:
+        weights = torch.where(experience.failed, failure_weight * weights, weights)
     metrics = batch_metrics(experience, advantages, returns, weights)
     fresh = normalise_returns and update_value_statistics(policy, returns, mask, value_stats_rate)
     values = policy.value_mean.expand(mask.shape) if fresh else experience.values  # (B, T): a new head predicts the mean

@@ -1,41 +1,35 @@
 """Collection: prompts -> sampled responses -> instrumented programs in sandboxes -> rewards -> tensors for the learner.
 
-Collection is synchronous: every program of a batch is sampled by the same policy and all of them are waited for. Everything
-random about an episode (its kind, the choice of the earlier program it shows, its tokens, its program's seed) is drawn from the
-run's seed and the episode's global index alone, so that neither the number of ranks nor a resume changes it.
+Everything random about an episode (its kind, the choice of the earlier program it shows, its tokens, its program's seed) is
+drawn from the run's seed and the episode's global index alone, so that neither the number of ranks nor a resume changes it.
+stream.py decides which episodes make up a batch.
 
-Letters: B episodes, T tokens, N new tokens, U distinct prompts, P prompt tokens, V vocabulary.
+Letters: B episodes, T tokens.
 """
 
 import hashlib
+import math
 import random
 import re
 import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
-from transformers import DynamicCache
-from transformers.cache_utils import Cache, DynamicLayer
 
 import ppo
 from instrument import MILESTONES, instrument, marker, new_token, strip_markers
 from model import Policy
 from prompts import Attempt, build_prompt, encode_prompt, extract_program
 from reward import Reward, compute_reward
+from sampler import Generation, generate
 from sandbox import Execution, InfraError, Sandbox
 from tasks import Task
 
 KEPT_CHARS = 4000  # of the head and of the tail of each output stream, in episodes
 NO_PROGRAM = Execution(status="error", exit_code=None, stdout="", stderr="the response holds no program", duration_s=1e-3)
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One sampled response."""
-
-    ids: list[int]
-    logprobs: list[float]  # of each sampled token, at the sampling temperature
-    finish_reason: str  # "stop": the policy sampled a stop token (kept, and trained on); "length": cut at the limit
 
 
 @dataclass(frozen=True)
@@ -59,107 +53,6 @@ class Episode:
         """Return what <run>/episodes.jsonl keeps."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("execution", "reward")}
         return {**fields, "execution": asdict(self.execution), "reward": asdict(self.reward)}
-
-
-# ---------------------------------------------------------------------------------------------------------------- sampling
-
-
-@torch.inference_mode()
-def generate(
-    policy: Policy, prompts: list[list[int]], prompt_of: list[int], seeds: list[int], *, max_new_tok: int, temperature: float
-) -> list[Generation]:
-    """Sample one response per entry of `prompt_of` (an index into `prompts`), each from its own seed.
-
-    Every distinct prompt is prefilled once and its keys and values are copied to its samples. Token t of a sample is the
-    inverse of the cumulative distribution at the t-th uniform number of its seed: other rows of the batch cannot matter.
-    """
-    device, n_rows = policy.device, len(prompt_of)
-    uniforms = torch.stack([torch.rand(max_new_tok, generator=torch.Generator().manual_seed(s)) for s in seeds]).to(device)
-    logits, cache, mask, positions = _prefill(policy, prompts, prompt_of, max_new_tok)
-    width = mask.shape[1] - max_new_tok  # P
-    stop_ids = torch.tensor(policy.stop_ids, device=device)
-    tokens = torch.zeros(n_rows, max_new_tok, dtype=torch.long, device=device)  # (B, N)
-    logprobs = torch.zeros(n_rows, max_new_tok, device=device)  # (B, N)
-    lengths = torch.full((n_rows,), max_new_tok, device=device)  # (B,)
-    stopped = torch.zeros(n_rows, dtype=torch.bool, device=device)  # (B,)
-    rows = torch.arange(n_rows, device=device)  # the samples that the cache still holds
-    for t in range(max_new_tok):
-        log_p = torch.log_softmax(logits.float() / temperature, dim=-1)  # (rows, V)
-        token = _inverse_cdf(log_p, uniforms[rows, t])  # (rows,)
-        live = ~stopped[rows]
-        tokens[rows, t] = token
-        logprobs[rows, t] = log_p.gather(-1, token[:, None]).squeeze(-1)
-        ended = live & torch.isin(token, stop_ids)
-        lengths[rows[ended]] = t + 1
-        stopped[rows[ended]] = True
-        n_live = int((~stopped[rows]).sum())
-        if n_live == 0 or t + 1 == max_new_tok:
-            break
-        if n_live <= len(rows) // 2:  # finished rows leave the batch when they are half of it
-            keep = (~stopped[rows]).nonzero().squeeze(-1)
-            cache = _select_rows(policy, cache, keep, mask.shape[1])
-            rows, token, mask, positions = rows[keep], token[keep], mask[keep], positions[keep]
-        seen = mask[:, None, None, : width + t + 1]  # (rows, 1, 1, places in use)
-        logits, _ = policy(token[:, None], cache=cache, attention_mask=seen, position_ids=positions + t, use_cache=True)
-        logits = logits[:, -1]  # (rows, V)
-    tokens, logprobs, lengths, stopped = (x.tolist() for x in (tokens, logprobs, lengths, stopped))
-    return [
-        Generation(ids[:n], lp[:n], "stop" if stop else "length")
-        for ids, lp, n, stop in zip(tokens, logprobs, lengths, stopped, strict=True)
-    ]
-
-
-def _inverse_cdf(log_p: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Return the first token whose cumulative probability exceeds u: (B, V), (B,) -> (B,)."""
-    cumulative = log_p.exp().cumsum(-1)
-    target = u[:, None] * cumulative[:, -1:]  # rounding may leave the sum a little off 1
-    return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=log_p.shape[-1] - 1)
-
-
-def _prefill(policy: Policy, prompts: list[list[int]], prompt_of: list[int], max_new_tok: int):
-    """Return next-token logits (B, V), a cache of P + N places, its mask (B, P + N) and the first positions (B, 1)."""
-    device, width = policy.device, max(map(len, prompts))
-    tokens = torch.zeros(len(prompts), width, dtype=torch.long)  # (U, P), left-padded: all samples go on at the same place
-    mask = torch.ones(len(prompts), width + max_new_tok, dtype=torch.bool)  # (U, P + N)
-    for row, ids in enumerate(prompts):
-        tokens[row, width - len(ids) :] = torch.tensor(ids)
-        mask[row, : width - len(ids)] = False
-    tokens, mask, rows = tokens.to(device), mask.to(device), torch.tensor(prompt_of, device=device)
-    positions = (mask[:, :width].cumsum(-1) - 1).clamp(min=0)  # (U, P)
-    prefix = DynamicCache(config=policy.lm.config)
-    logits, _ = policy(tokens, cache=prefix, attention_mask=mask[:, :width].long(), position_ids=positions, use_cache=True)
-    cache = _select_rows(policy, prefix, rows, width + max_new_tok)
-    return logits[rows, -1], cache, mask[rows], positions[rows, -1:] + 1
-
-
-class PreallocatedLayer(DynamicLayer):
-    """Keys and values of one layer in a buffer of fixed size; attention sees only the part in use."""
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, size: int):
-        """Copy keys and values (B, heads, used, D) to the start of a buffer of `size` places."""
-        super().__init__()
-        self.used = keys.shape[2]
-        self.key_buffer = keys.new_empty(*keys.shape[:2], size, keys.shape[3])
-        self.value_buffer = values.new_empty(*values.shape[:2], size, values.shape[3])
-        self.is_initialized = True
-        self._write(0, keys, values)
-
-    def _write(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.used = start + keys.shape[2]
-        self.key_buffer[:, :, start : self.used] = keys
-        self.value_buffer[:, :, start : self.used] = values
-        self.keys, self.values = self.key_buffer[:, :, : self.used], self.value_buffer[:, :, : self.used]
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_, **__):
-        self._write(self.used, key_states, value_states)
-        return self.keys, self.values
-
-
-def _select_rows(policy: Policy, source: Cache, rows: torch.Tensor, size: int) -> DynamicCache:
-    """Copy the given rows of a cache into a new one of `size` places."""
-    cache = DynamicCache(config=policy.lm.config)
-    cache.layers = [PreallocatedLayer(layer.keys[rows], layer.values[rows], size) for layer in source.layers]
-    return cache
 
 
 # -------------------------------------------------------------------------------------------------------------- collection
@@ -218,6 +111,31 @@ def as_logged(execution: Execution, token: str) -> Execution:
 
 
 @dataclass
+class Run:
+    """One sampled response whose program waits, runs or has run."""
+
+    index: int
+    kind: str
+    prompt_ids: list[int]
+    generation: Generation
+    response: str
+    program: str | None
+    policy_version: int
+    future: Future | None = None
+    started_at: float = 0.0  # monotonic clock
+    ended_at: float = math.inf
+
+    def state(self) -> dict:
+        """Return what is needed to run it again after a resume."""
+        names = ("index", "kind", "prompt_ids", "response", "program", "policy_version")
+        return {**{name: getattr(self, name) for name in names}, "generation": asdict(self.generation)}
+
+    @classmethod
+    def from_state(cls, state: dict) -> "Run":
+        return cls(**{**state, "generation": Generation(**state["generation"])})
+
+
+@dataclass
 class Collector:
     """Turn a policy into episodes. Owns no process: the sandbox is the caller's."""
 
@@ -235,35 +153,58 @@ class Collector:
     sample_batch: int = 64  # rows sampled together: memory and speed, never the programs
     reward_options: dict = field(default_factory=dict)
 
-    def collect(self, policy: Policy, indices: range, policy_version: int = 0) -> list[Episode]:
+    def collect(self, policy: Policy, indices: Iterable[int], policy_version: int = 0) -> list[Episode]:
         """Generate, instrument, run and reward one episode per global sample index; infra errors are left out."""
+        runs = self.sample(policy, indices, policy_version)
+        for run in runs:
+            self.start(run)
+        return self.finish(runs)
+
+    def sample(self, policy: Policy, indices: Iterable[int], policy_version: int) -> list[Run]:
+        """Write prompts and sample their responses."""
+        indices = list(indices)
         prompts = [self._prompt(policy.tokenizer, index) for index in indices]
         responses = self._generate(policy, [ids for _, ids in prompts], indices)
         texts = [policy.tokenizer.decode(_without_stop(r), skip_special_tokens=True) for r in responses]
-        programs = [extract_program(text) for text in texts]
-        executions = self._run(programs, indices)
+        return [
+            Run(index, kind, prompt_ids, generation, text, extract_program(text), policy_version)
+            for index, (kind, prompt_ids), generation, text in zip(indices, prompts, responses, texts, strict=True)
+        ]
+
+    def start(self, run: Run) -> None:
+        """Instrument the program and queue it in the sandbox; a response without a program has ended at once."""
+        run.started_at = time.monotonic()
+        if run.program is None:
+            run.future, run.ended_at = Future(), run.started_at
+            run.future.set_result(NO_PROGRAM)
+            return
+        instrumented, _ = instrument(run.program, self._token(run.index))
+        seed, limit = self.sample_seed(run.index), self.task.time_limit_s
+        run.future = self.sandbox.submit(instrumented, self.task.public_dir, time_limit_s=limit, seed=seed)
+        run.future.add_done_callback(lambda _: setattr(run, "ended_at", time.monotonic()))
+
+    def finish(self, runs: list[Run]) -> list[Episode]:
+        """Wait for the runs and reward them; those that failed by our own fault are left out, with a line on stderr."""
         episodes = []
-        for index, (kind, prompt_ids), generation, text, program, execution in zip(
-            indices, prompts, responses, texts, programs, executions, strict=True
-        ):
-            token = self._token(index)
+        for run in runs:
+            token, execution = self._token(run.index), run.future.result()
             try:
-                reward = compute_reward(self.task, program or "", execution, token, **self.reward_options)
+                reward = compute_reward(self.task, run.program or "", execution, token, **self.reward_options)
             except InfraError as error:
-                print(f"left out of the batch: program {index}: {error}", file=sys.stderr)
+                print(f"left out of the batch: program {run.index}: {error}", file=sys.stderr)
                 continue
             episodes.append(
                 Episode(
-                    index=index,
+                    index=run.index,
                     task=self.task.name,
-                    kind=kind,
-                    prompt_ids=prompt_ids,
-                    response_ids=generation.ids,
-                    behaviour_logprobs=generation.logprobs,
-                    finish_reason=generation.finish_reason,
-                    policy_version=policy_version,
-                    response=text,
-                    program=program,
+                    kind=run.kind,
+                    prompt_ids=run.prompt_ids,
+                    response_ids=run.generation.ids,
+                    behaviour_logprobs=run.generation.logprobs,
+                    finish_reason=run.generation.finish_reason,
+                    policy_version=run.policy_version,
+                    response=run.response,
+                    program=run.program,
                     execution=as_logged(execution, token),
                     reward=reward,
                 )
@@ -281,7 +222,7 @@ class Collector:
                 return kind, ids
         raise ValueError(f"the prompt of {self.task.name} has {len(ids)} tokens: raise --max-prompt-tok {self.max_prompt_tok}")
 
-    def _generate(self, policy: Policy, prompts: list[list[int]], indices: range) -> list[Generation]:
+    def _generate(self, policy: Policy, prompts: list[list[int]], indices: list[int]) -> list[Generation]:
         responses = []
         for start in range(0, len(prompts), self.sample_batch):
             rows = prompts[start : start + self.sample_batch]
@@ -292,20 +233,6 @@ class Collector:
                 max_new_tok=self.max_new_tok, temperature=self.temperature,
             )  # fmt: skip
         return responses
-
-    def _run(self, programs: list[str | None], indices: range) -> list[Execution]:
-        futures = []
-        for program, index in zip(programs, indices, strict=True):
-            if program is None:
-                futures.append(None)
-                continue
-            instrumented, _ = instrument(program, self._token(index))
-            futures.append(
-                self.sandbox.submit(
-                    instrumented, self.task.public_dir, time_limit_s=self.task.time_limit_s, seed=self.sample_seed(index)
-                )
-            )
-        return [NO_PROGRAM if future is None else future.result() for future in futures]
 
     def sample_seed(self, index: int) -> int:
         return int.from_bytes(hashlib.sha256(f"{self.seed}/sample/{index}".encode()).digest()[:4], "big")
@@ -323,11 +250,13 @@ def _without_stop(generation: Generation) -> list[int]:
 
 @torch.no_grad()
 def to_experience(
-    episodes: list[Episode], policy: Policy, reference: Policy, *, temperature: float, micro_batch_tok: int
-) -> ppo.Experience:
+    episodes: list[Episode], policy: Policy, reference: Policy, *, temperature: float, micro_batch_tok: int,
+    policy_version: int = 0, inverse_inclusion: list[float] | None = None,
+) -> ppo.Experience:  # fmt: skip
     """Lay episodes out as right-padded (B, T) tensors, with the values of `policy` and log-probabilities of `reference`.
 
-    Masks come from the lengths that were sampled, never from token ids: a pad may equal the end of sequence.
+    Episodes that an older policy than policy_version sampled also get the log-probabilities of `policy`. Masks come from the
+    lengths that were sampled, never from token ids: a pad may equal the end of sequence.
     """
     device = policy.device
     width = max((len(e.prompt_ids) + len(e.response_ids) for e in episodes), default=1)  # a rank may have no episode
@@ -344,17 +273,23 @@ def to_experience(
     tokens, action_mask = tokens.to(device), action_mask.to(device)
     values = torch.zeros(tokens.shape, device=device)  # (B, T) reward units
     reference_logprobs = torch.zeros(tokens.shape, device=device)  # (B, T)
+    proximal_logprobs = behaviour_logprobs = behaviour_logprobs.to(device)
+    stale = torch.tensor([e.policy_version < policy_version for e in episodes], dtype=torch.bool, device=device)  # (B,)
+    current_logprobs = torch.zeros(tokens.shape, device=device)  # (B, T)
     lengths = [len(e.prompt_ids) + len(e.response_ids) for e in episodes]
     for rows in ppo.micro_batches(lengths, micro_batch_tok):
         end = max(lengths[row] for row in rows)
         ids, mask = tokens[rows, :end], action_mask[rows, :end]
-        _, _, normalised = ppo.evaluate(policy, ids, mask, temperature)
+        current_logprobs[rows, :end], _, normalised = ppo.evaluate(policy, ids, mask, temperature)
         values[rows, :end] = (policy.value_mean + policy.value_std * normalised) * mask
         reference_logprobs[rows, :end] = ppo.evaluate(reference, ids, mask, temperature)[0]
+    if stale.any():  # fresh rows keep what was stored at sampling, bit for bit
+        proximal_logprobs = torch.where(stale[:, None], current_logprobs, behaviour_logprobs)  # (B, T)
     return ppo.Experience(
-        tokens=tokens, action_mask=action_mask, behaviour_logprobs=behaviour_logprobs.to(device),
+        tokens=tokens, action_mask=action_mask, behaviour_logprobs=behaviour_logprobs, proximal_logprobs=proximal_logprobs,
         reference_logprobs=reference_logprobs, values=values, rewards=rewards.to(device),
         durations=torch.tensor([e.execution.duration_s for e in episodes], dtype=torch.float32, device=device),
         task_index=torch.zeros(len(episodes), dtype=torch.long, device=device),
         failed=torch.tensor([e.reward.score is None for e in episodes], dtype=torch.bool, device=device),
+        inverse_inclusion=torch.tensor(inverse_inclusion or [1.0] * len(episodes), device=device),
     )  # fmt: skip

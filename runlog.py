@@ -15,7 +15,7 @@ from tasks import Task
 HEADER = "  step |  reward | valid |  best | milest |    Δt s |    kl |  clip | entropy |  tok/s |   eta"
 
 
-def episode_metrics(episodes: list[Episode], task: Task, batch_size: int) -> dict[str, float]:
+def episode_metrics(episodes: list[Episode], task: Task, batch_size: int, policy_version: int) -> dict[str, float]:
     """Summarise a batch of episodes. Fractions are of all that were collected; score metrics of the valid ones."""
     n = len(episodes)
     valid = [e for e in episodes if e.reward.score is not None]
@@ -29,6 +29,8 @@ def episode_metrics(episodes: list[Episode], task: Task, batch_size: int) -> dic
         "rollout/improve_frac": sum(e.kind == "improve" for e in episodes) / n,
         "rollout/cut_frac": sum(e.finish_reason == "length" for e in episodes) / n,
         "rollout/no_program_frac": sum(e.program is None for e in episodes) / n,
+        "rollout/staleness_mean": float(np.mean([policy_version - e.policy_version for e in episodes])),
+        "rollout/staleness_max": float(max(policy_version - e.policy_version for e in episodes)),
         "rollout/distinct_frac": len({e.program for e in episodes}) / n,
         "rollout/response_tok": float(np.mean([len(e.response_ids) for e in episodes])),
         "milestone/mean": float(np.mean([len(e.reward.milestones) for e in episodes])),

@@ -100,7 +100,7 @@ class Sandbox:
             raise ValueError(f"clock must be one of {', '.join(CLOCKS)}, not {clock!r}")
         self._fields = {**limits, "clock": clock}
         self._cores, self._warm, self._unsafe = cores or usable_cores(), tuple(warm), unsafe
-        self._slots: SimpleQueue[int] = SimpleQueue()
+        self.workers, self._slots = workers, SimpleQueue()
         for slot in range(workers):
             self._slots.put(slot)
         self._lock, self._closed = threading.Lock(), False
@@ -119,11 +119,19 @@ class Sandbox:
             raise ValueError(f"public_dir is not a directory: {public_dir}")
         public = public_dir and str(Path(public_dir).resolve())
         request = {"program": program, "public_dir": public, "time_limit_s": time_limit_s, "seed": seed}
-        return self._pool.submit(self._run, {**request, **self._fields}, time.monotonic())
+        given_up = threading.Event()
+        future = self._pool.submit(self._run, {**request, **self._fields}, time.monotonic(), given_up)
+        future.given_up = given_up
+        return future
 
     def run(self, program: str, public_dir: Path | None, **options) -> Execution:
         """Submit and wait."""
         return self.submit(program, public_dir, **options).result()
+
+    def abandon(self, future: Future) -> None:
+        """End a run whose result nobody wants: it becomes an infra_error, or is cancelled if it still waits."""
+        future.cancel()
+        future.given_up.set()
 
     def status(self) -> list[Layer]:
         """Return the layers of protection, whether each is active, and what was seen when it was tried at start."""
@@ -144,27 +152,29 @@ class Sandbox:
     def __exit__(self, *_):
         self.close()
 
-    def _run(self, request: dict, submitted_at: float) -> Execution:
+    def _run(self, request: dict, submitted_at: float, given_up: threading.Event) -> Execution:
         queue_s = time.monotonic() - submitted_at
         slot = self._slots.get()
         request["core"] = self._cores[slot % len(self._cores)] if self._cores else None
         try:
-            execution = self._attempt(request)
-            if execution.status == "infra_error" and not self._closed:
-                execution = self._attempt(request)
+            execution = self._attempt(request, given_up)
+            if execution.status == "infra_error" and not (self._closed or given_up.is_set()):
+                execution = self._attempt(request, given_up)
         finally:
             self._slots.put(slot)
         return replace(execution, queue_s=queue_s, unsafe=self.is_unsafe)
 
-    def _attempt(self, request: dict) -> Execution:
+    def _attempt(self, request: dict, given_up: threading.Event) -> Execution:
         ours, theirs = Pipe()
         try:
             with theirs, self._lock:
                 self._revive_zygote()
                 socket.send_fds(self._control, [b"R"], [theirs.fileno()])
             ours.send_bytes(json.dumps(request).encode())
-            if not ours.poll(request["time_limit_s"] + 600):  # the copy of the data may take long
-                raise InfraError("no answer from the monitor")
+            give_up_at = time.monotonic() + request["time_limit_s"] + 600  # the copy of the data may take long
+            while not ours.poll(0.1):
+                if given_up.is_set() or time.monotonic() > give_up_at:
+                    raise InfraError("given up" if given_up.is_set() else "no answer from the monitor")
             fields = json.loads(ours.recv_bytes())
             stdout, stderr = (ours.recv_bytes().decode(errors="replace") for _ in range(2))
             submission = None if fields["submission_note"] else ours.recv_bytes()

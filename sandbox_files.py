@@ -129,13 +129,16 @@ def remove_tree(path: str) -> None:
 
 
 def flatten(folder: int, top: int) -> list[str]:
-    """Unlink the files of a folder, move its subdirectories into top under new names, and return these."""
+    """Unlink the files and empty directories of a folder, move the others into top under new names, and return these."""
     moved = []
     for name in os.listdir(folder):
-        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=folder)
+            continue
+        try:
+            os.rmdir(name, dir_fd=folder)
+        except OSError:
             os.chmod(name, 0o700, dir_fd=folder)
             moved.append(secrets.token_hex(16))
             os.rename(name, moved[-1], src_dir_fd=folder, dst_dir_fd=top)
-        else:
-            os.unlink(name, dir_fd=folder)
     return moved

@@ -174,7 +174,7 @@ def run_monitor(connection: Connection, lifeline: int, isolation: Isolation) -> 
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         request = types.SimpleNamespace(**json.loads(connection.recv_bytes()))
         try:
-            fields, *blobs = supervise(request, isolation, lifeline, started_at)
+            fields, *blobs = supervise(request, isolation, [lifeline, connection.fileno()], started_at)
         except Exception as error:  # ours failed: a full disk, no process to be had
             fields, blobs = {"status": "infra_error", "note": repr(error), "submission_note": "no run"}, [b"", b"", b""]
         end_descendants()
@@ -186,8 +186,8 @@ def run_monitor(connection: Connection, lifeline: int, isolation: Isolation) -> 
         os._exit(0)
 
 
-def supervise(request, isolation: Isolation, lifeline: int, started_at: float) -> tuple[dict, bytes, bytes, bytes]:
-    """Run the program in a directory of its own; return fields of Execution, stdout, stderr, submission."""
+def supervise(request, isolation: Isolation, lifelines: list[int], started_at: float) -> tuple[dict, bytes, bytes, bytes]:
+    """Run the program in its own directory, while the lifelines hold; return Execution's fields, stdout, stderr, submission."""
     monitor, request.uid = os.getpid(), isolation.choose_uid()
     work = isolation.make_directory(request.uid)
     request.data_paths = place_data(request.public_dir, work, isolation)
@@ -208,7 +208,7 @@ def supervise(request, isolation: Isolation, lifeline: int, started_at: float) -
     captures = {out: Capture(request.output_mib), err: Capture(request.output_mib)}
     gone = os.pidfd_open(pid) if LINUX else stamp
     deadline = begun_at + request.time_limit_s
-    status, note, ended_at = watch(pid, captures, gone, lifeline, deadline, directory, disk_limit)
+    status, note, ended_at = watch(pid, captures, gone, lifelines, deadline, directory, disk_limit)
     run_delay_s = read_run_delay_s(pid) - begun_delay_s  # readable until the process is reaped
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)  # the session at one stroke; a fork bomb cannot outrun it
@@ -239,17 +239,17 @@ def supervise(request, isolation: Isolation, lifeline: int, started_at: float) -
     return fields, captures[out].kept(), captures[err].kept(), submission
 
 
-def watch(pid: int, captures: dict, gone: int, lifeline: int, deadline: float, directory: int, disk_limit: float):
+def watch(pid: int, captures: dict, gone: int, lifelines: list[int], deadline: float, directory: int, disk_limit: float):
     """Drain the pipes until `gone` is readable or a limit is hit. Return status ("" for an exit), note and clock."""
-    reading, next_poll = {gone, lifeline, *captures}, time.monotonic() + 0.3
+    reading, next_poll = {gone, *lifelines, *captures}, time.monotonic() + 0.3
     while True:
         timeout = max(0.0, min(deadline, next_poll) - time.monotonic())
         ready = select.select(list(reading), [], [], timeout)[0]
         now = time.monotonic()
         if gone in ready:
             return "", "", now
-        if lifeline in ready:
-            raise RuntimeError("the zygote ended")
+        if set(lifelines) & set(ready):
+            raise RuntimeError("the zygote ended, or the trainer gave the run up")
         if now >= deadline:
             return "timeout", "ended at the time limit", now
         for fd in captures.keys() & set(ready):
@@ -262,7 +262,7 @@ def watch(pid: int, captures: dict, gone: int, lifeline: int, deadline: float, d
                 return "output_limit", f"wrote more than disk_mib or {DISK_ENTRIES} files", now
             if count_threads(pid) > MAX_THREADS:  # where the kernel does not count, as for root
                 return "error", f"ran more than {MAX_THREADS} threads", now
-            next_poll = time.monotonic() + 0.3 + 20 * (time.monotonic() - now)  # takes at most 5% of a core
+            next_poll = time.monotonic() + min(0.3 + 20 * (time.monotonic() - now), 1.0)  # mostly under 5% of a core
 
 
 def count_threads(pid: int) -> int:

@@ -25,12 +25,14 @@ import checkpoint
 import ppo
 from checkpoint import UsageError
 from config import Config, parse_args, run_main
+from duration import describe_mismatch
 from model import Policy, context_tok, frozen_copy, is_tiny, load_policy
 from prompts import build_prompt, encode_prompt
 from ranks import all_max, cores_per_rank, device, gather, init_processes, rank_and_world
 from rollout import Collector, ImprovementPool, to_experience
 from runlog import RunLog, episode_metrics
 from sandbox import InfraError, Sandbox, describe_status, usable_cores
+from stream import Stream
 from tasks import Task, load_task
 from warmstart import WarmStart, cache_dir, load_warm_policy
 
@@ -93,11 +95,22 @@ def build_optimizer(config: Config, policy: Policy) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
 
 
+def default_sandboxes(config: Config) -> int:
+    """Return how many programs run at once: on all cores of this rank where it waits for them, else on half of them."""
+    return max(1, cores_per_rank() // (2 if config.collect != "sync" else 1))
+
+
+def set_threads(config: Config) -> None:
+    """Let torch use the cores; while programs run beside it, only those that they leave: more threads would wait for them."""
+    reserved = 0 if config.collect == "sync" else config.sandboxes or default_sandboxes(config)
+    torch.set_num_threads(config.threads or max(1, cores_per_rank() - reserved))
+
+
 def build_sandbox(config: Config) -> Sandbox:
     """Start the sandbox of this rank on its share of the cores; say on rank 0 what protects this machine."""
     cores = usable_cores()[int(os.environ.get("LOCAL_RANK", 0)) :: int(os.environ.get("LOCAL_WORLD_SIZE", 1))]
     sandbox = Sandbox(
-        config.sandboxes or cores_per_rank(), memory_gib=config.memory_gib, clock=config.duration_clock, cores=cores,
+        config.sandboxes or default_sandboxes(config), memory_gib=config.memory_gib, clock=config.duration_clock, cores=cores,
         unsafe=config.unsafe_sandbox,
     )  # fmt: skip
     if int(os.environ.get("RANK", 0)) == 0:
@@ -130,14 +143,18 @@ class TrainerState:
     generator: torch.Generator  # order of the minibatches
     guard: ppo.NonFiniteGuard
 
+    streams: list[dict] | None = None  # of every rank, as in the newest checkpoint
+
     def save(self, run_dir: Path, policy: Policy, optimizer) -> None:
-        state = {"step": self.step, "kl_coef": self.kl_coef, "pool": self.pool.state(), "generator": self.generator.get_state(),
-                 "skipped_in_a_row": self.guard.in_a_row, "optimizer": optimizer.state_dict()}  # fmt: skip
+        state = {"step": self.step, "kl_coef": self.kl_coef, "pool": self.pool.state(), "streams": self.streams,
+                 "generator": self.generator.get_state(), "skipped_in_a_row": self.guard.in_a_row,
+                 "optimizer": optimizer.state_dict()}  # fmt: skip
         checkpoint.save_checkpoint(run_dir, self.step, policy, state)
 
     def load(self, state: dict, optimizer) -> None:
         self.step, self.kl_coef, self.guard.in_a_row = state["step"], state["kl_coef"], state["skipped_in_a_row"]
         self.pool.load_state(state["pool"])
+        self.streams = state["streams"]
         self.generator.set_state(state["generator"])
         optimizer.load_state_dict(state["optimizer"])
 
@@ -147,20 +164,23 @@ def train(
 ) -> bool:
     """Collect, learn, log, save; return True after the last step, False after Ctrl-C."""
     rank, world = rank_and_world()
-    share = config.batch_size // world
+    stream = Stream(collector, config.collect, batch_size=config.batch_size, steps=config.steps,
+                    max_staleness=config.max_staleness, rank=rank, world=world)  # fmt: skip
+    if state.streams:
+        stream.load_state(state.streams)
     log = RunLog(run_dir, state.step, config.steps) if rank == 0 else None
     interrupted, stopping = _stop_after_this_step(), False
     while state.step < config.steps and not stopping:
         started = time.monotonic()
-        first = state.step * config.batch_size + rank * share  # global sample indices: the same programs for any world size
-        episodes = collector.collect(policy, range(first, first + share), state.step)
-        all_episodes = sorted(gather(episodes), key=lambda e: e.index)
+        batch = stream.next_batch(policy, state.step)
+        all_episodes = sorted(gather(batch.episodes), key=lambda e: e.index)
         if not all_episodes:
             raise InfraError("every program of this step ended in an infra_error: is the disk full, are processes limited?")
         collected = time.monotonic()
         experience = to_experience(
-            episodes, policy, reference, temperature=config.temperature, micro_batch_tok=config.micro_batch_tok
-        )
+            batch.episodes, policy, reference, temperature=config.temperature, micro_batch_tok=config.micro_batch_tok,
+            policy_version=state.step, inverse_inclusion=batch.inverse_inclusion,
+        )  # fmt: skip
         metrics = update(config, policy, optimizer, experience, state) | {"policy/kl_coef": state.kl_coef}
         updated = time.monotonic()
 
@@ -168,11 +188,13 @@ def train(
         state.kl_coef = ppo.update_kl_coefficient(state.kl_coef, metrics["policy/kl_ref"], config.kl_target)
         state.step += 1
         stopping = bool(all_max(torch.tensor([float(bool(interrupted))], device=policy.device)))  # all ranks, or none
+        saves = state.step % config.save_every == 0 or state.step == config.steps or stopping
+        state.streams = gather([stream.state()]) if saves else None
         if log:
-            metrics |= episode_metrics(all_episodes, collector.task, config.batch_size)
+            metrics |= episode_metrics(all_episodes, collector.task, config.batch_size, state.step - 1)
             metrics |= {"time/collect_s": collected - started, "time/update_s": updated - collected, "time/rss_mib": rss_mib()}
             log.write(state.step, all_episodes, metrics)
-            if state.step % config.save_every == 0 or state.step == config.steps or stopping:
+            if saves:
                 state.save(run_dir, policy, optimizer)
     return state.step >= config.steps
 
@@ -189,7 +211,8 @@ def update(config: Config, policy: Policy, optimizer, experience: ppo.Experience
         entropy_coef=config.entropy_coef * remaining, max_grad_norm=config.max_grad_norm,
         temperature=config.temperature, duration_weight=config.duration_weight, duration_cap=config.duration_cap,
         advantage_mode=config.advantage, normalise_returns=config.normalise_returns,
-        detach_value=config.detach_value, generator=state.generator, guard=state.guard,
+        detach_value=config.detach_value, dual_clip=config.dual_clip, failure_weight=config.failure_weight,
+        generator=state.generator, guard=state.guard,
     )  # fmt: skip
 
 
@@ -231,7 +254,7 @@ def main(argv: list[str]) -> int:
         return 0
 
     # set-up
-    torch.set_num_threads(config.threads or cores_per_rank())
+    set_threads(config)
     rank = init_processes()
     if rank > 0:
         dist.barrier()  # rank 0 makes the folder, the secret and the warm start; the others find them
@@ -257,12 +280,8 @@ def main(argv: list[str]) -> int:
 
     if config.reward_split == "test" and rank == 0:
         print("warning: --reward-split test trains on the labels that eval.py reports on, as the article does", file=sys.stderr)
-    if config.duration_weight != "none" and rank == 0:
-        print(
-            f"warning: --duration-weight {config.duration_weight} corrects a bias that synchronous collection does not have: "
-            "it over-corrects, programs that fail fast hardly count",
-            file=sys.stderr,
-        )
+    if rank == 0 and (mismatch := describe_mismatch(config.collect, config.duration_weight)):
+        print(f"warning: --collect {config.collect} --duration-weight {config.duration_weight}: {mismatch}", file=sys.stderr)
 
     # the loop
     with build_sandbox(config) as sandbox:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from types import SimpleNamespace
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -11,7 +11,8 @@ import ppo
 from instrument import marker
 from prompts import Attempt
 from reward import Reward
-from rollout import Collector, Episode, ImprovementPool, as_logged, generate, tail_of_output, to_experience
+from rollout import Collector, Episode, ImprovementPool, as_logged, tail_of_output, to_experience
+from sampler import generate
 from sandbox import Execution
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [40, 41, 42]]
@@ -157,7 +158,9 @@ class FakeSandbox:
     def submit(self, program, public_dir, *, time_limit_s, seed):
         self.programs.append((program, seed))
         status = "infra_error" if len(self.programs) <= self.infra else "error"
-        return SimpleNamespace(result=lambda: Execution(status, 1, "", "NameError: x", duration_s=0.1))
+        future = Future()
+        future.set_result(Execution(status, 1, "", "NameError: x", duration_s=0.1))
+        return future
 
 
 def collector(pizza, sandbox, **changes):
