@@ -11,11 +11,12 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from pathlib import Path
 
 from isolation import MIB, Isolation
 
-DISK_ENTRIES, DISK_DEPTH = 20_000, 32  # more files end the program (unless the data are as many); looks no deeper
+DISK_ENTRIES, DISK_DEPTH = 5_000, 32  # more files end the program (unless the data are as many); looks no deeper
 
 
 def read_submission(directory: int, limit: float) -> tuple[bytes, str]:
@@ -110,28 +111,37 @@ def copy_read_only(source: str, target: str) -> None:
         os.chmod(folder, 0o555)
 
 
-def remove_tree(path: str) -> None:
-    """Remove a directory of any depth, following no link: what is inside moves up to the top, so nothing is deep."""
+def remove_tree(path: str, give_up_at: float = math.inf) -> None:
+    """Remove a directory of any depth, following no link: what is inside moves up to the top, so nothing is deep.
+
+    Raises TimeoutError at give_up_at (monotonic clock); another call goes on. Some file systems take milliseconds a directory.
+    """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     try:
         top = os.open(path, flags)
     except FileNotFoundError:
         return
-    folders = flatten(top, top)
-    while folders:
-        name = folders.pop()
-        folder = os.open(name, flags, dir_fd=top)
-        folders += flatten(folder, top)
-        os.close(folder)
-        os.rmdir(name, dir_fd=top)
-    os.close(top)
+    try:
+        folders = flatten(top, top, give_up_at)
+        while folders:
+            name = folders.pop()
+            folder = os.open(name, flags, dir_fd=top)
+            try:
+                folders += flatten(folder, top, give_up_at)
+            finally:
+                os.close(folder)
+            os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
     os.rmdir(path)
 
 
-def flatten(folder: int, top: int) -> list[str]:
+def flatten(folder: int, top: int, give_up_at: float) -> list[str]:
     """Unlink the files and empty directories of a folder, move the others into top under new names, and return these."""
     moved = []
     for name in os.listdir(folder):
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"{name} and more could not be removed in time")
         if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             os.unlink(name, dir_fd=folder)
             continue

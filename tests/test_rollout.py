@@ -170,6 +170,18 @@ def collector(pizza, sandbox, **changes):
     return Collector(pizza, sandbox, **{**options, **changes})
 
 
+def test_the_trained_ids_are_the_sampled_ones(policy, pizza):
+    """Case 11: a response is never encoded again from its text; random ids seldom survive that."""
+    made = collector(pizza, FakeSandbox())
+    episodes = made.collect(policy, range(8))
+    sampled = generate(
+        policy, [e.prompt_ids for e in episodes], list(range(8)), [made.sample_seed(i) for i in range(8)],
+        max_new_tok=6, temperature=0.7,
+    )  # fmt: skip
+    assert [e.response_ids for e in episodes] == [g.ids for g in sampled]
+    assert any(policy.tokenizer.encode(e.response) != e.response_ids for e in episodes)
+
+
 def test_an_episode_depends_on_its_index_alone(policy, pizza):
     """Case 20: two halves collected apart, as two ranks would, are the whole; chunks of sampling do not matter."""
     whole = collector(pizza, FakeSandbox()).collect(policy, range(8, 16))

@@ -23,7 +23,7 @@ from model import load_policy
 SMALL = ["--task", "random-pizza", "--demonstrations", "1200", "--steps", "4", "--batch-size", "8", "--minibatches", "2",
          "--max-new-tok", "420", "--duration-weight", "none", "--threads", "1", "--sandboxes", "2"]  # fmt: skip
 # What may differ between two runs of the same seed: everything that is read off a clock.
-TIMED = ("time/", "duration/")
+TIMED = ("time/", "duration/", "sandbox/setup_s", "sandbox/queue_s", "sandbox/run_delay_s", "sandbox/sleeper")
 
 
 @pytest.fixture(scope="session")
