@@ -8,6 +8,10 @@ score on val and reported by its score on test. A failed program has no score: i
 prediction is counted. Writes <run>/eval.json, <run>/selected.py, <run>/curves.png and prints a table.
 """
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch, see train.py
+
 import argparse
 import json
 import math

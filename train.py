@@ -8,9 +8,12 @@ Reads top to bottom: set-up, the loop. Every knob is in config.py. What a run le
 episodes.jsonl, step_N/ (checkpoints), latest, events of TensorBoard. Then: python eval.py <run>.
 """
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin while they wait starve the programs
+
 import dataclasses
 import json
-import os
 import signal
 import sys
 import tempfile

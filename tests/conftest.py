@@ -2,6 +2,7 @@
 
 import os
 
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as in train.py
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test reaches for the network
 
 import subprocess
