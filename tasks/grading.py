@@ -11,6 +11,7 @@ import csv
 import errno
 import io
 import itertools
+import math
 import os
 import re
 import stat
@@ -40,7 +41,11 @@ class GraderFault(RuntimeError):
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric; `best` and `worst` are the scores of rewards 1 and -1, `baseline` that of a constant prediction."""
+    """A metric; `best` and `worst` are the scores of rewards 1 and -1, `baseline` that of a constant prediction.
+
+    Where worst has no natural value, it lies as far behind the baseline as best is ahead. The baselines of accuracy and of
+    the conductors' errors depend on the data; theirs are round numbers near those of the real data.
+    """
 
     name: str
     higher_is_better: bool
@@ -50,6 +55,14 @@ class Metric:
 
 
 AUC = Metric("auc", higher_is_better=True, best=1.0, worst=0.0, baseline=0.5)
+COLUMN_AUC = Metric("mean_column_auc", higher_is_better=True, best=1.0, worst=0.0, baseline=0.5)
+KAPPA = Metric("quadratic_kappa", higher_is_better=True, best=1.0, worst=-1.0, baseline=0.0)
+PEARSON = Metric("pearson", higher_is_better=True, best=1.0, worst=-1.0, baseline=0.0)
+ACCURACY = Metric("accuracy", higher_is_better=True, best=1.0, worst=0.0, baseline=0.55)
+JACCARD = Metric("jaccard", higher_is_better=True, best=1.0, worst=0.0, baseline=0.0)
+COLUMN_RMSLE = Metric("mean_column_rmsle", higher_is_better=False, best=0.0, worst=0.6, baseline=0.3)
+LOG_LOSS_3 = Metric("log_loss", higher_is_better=False, best=0.0, worst=2 * math.log(3), baseline=math.log(3))
+LOG_LOSS_99 = Metric("log_loss", higher_is_better=False, best=0.0, worst=2 * math.log(99), baseline=math.log(99))
 
 
 def read_submission_file(path: Path) -> bytes:
