@@ -4,8 +4,16 @@ The twin's hidden rule is in `draw`: shared words, synonyms and broader terms co
 only counts in the field where the two phrases mean the same.
 """
 
-from tasks.grading import PEARSON
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from tasks import tables
+from tasks.grading import PEARSON, grade_pearson
 from tasks.task import Schema
+from tasks.words import draw_classes, hex_ids, pick, shuffled
 
 NAME, ID = "patent-phrases", "us-patent-phrase-to-phrase-matching"  # ID: the name in MLE-bench
 METRIC, TIME_LIMIT_S, TRAIN_ROWS, HIDDEN_ROWS = PEARSON, 60.0, 200, 400
@@ -31,3 +39,84 @@ Metric: Pearson correlation between predicted and true scores; higher is better.
 
 Submission: submission.csv with the header id,score and one row per row of test.csv; score is a number. Not all may be equal.
 """
+
+HEADS = {  # section of the classification -> sets of nouns: two synonyms, a broader term
+    "A": [("razor", "shaver", "cutting tool"), ("garment", "clothing", "textile"), ("chair", "seat", "furniture"),
+          ("cell", "microbe", "organism"), ("bottle", "flask", "container")],
+    "B": [("gripper", "clamp", "holding device"), ("wheel", "roller", "rotating part"), ("nozzle", "jet", "outlet"),
+          ("press", "stamp", "forming machine"), ("plate", "panel", "flat element")],
+    "C": [("polymer", "resin", "compound"), ("solvent", "thinner", "liquid"), ("enzyme", "catalyst", "protein"),
+          ("alloy", "steel", "metal"), ("plate", "culture dish", "laboratory vessel")],
+    "G": [("sensor", "detector", "instrument"), ("display", "screen", "output device"), ("lens", "objective", "optical part"),
+          ("memory", "storage", "computer part"), ("clock", "timer", "counter")],
+    "H": [("antenna", "aerial", "radiator"), ("cell", "battery", "power source"), ("conductor", "wire", "line"),
+          ("switch", "breaker", "circuit element"), ("transistor", "semiconductor", "component")],
+}  # fmt: skip
+MODIFIERS = [
+    ("portable", "mobile"), ("flexible", "bendable"), ("circular", "round"), ("heated", "warmed"), ("layered", "laminated"),
+    ("hollow", "tubular"), ("rotary", "rotating"), ("sealed", "airtight"),
+]  # fmt: skip
+KINDS = {"same": 1.0, "synonym": 0.75, "broader": 0.5, "head": 0.5, "field": 0.25, "other": 0.0, "decoy": 0.0}
+SHARES = (0.05, 0.15, 0.13, 0.22, 0.2, 0.12, 0.13)  # of the kinds of pairs
+
+
+def draw(rng: np.random.Generator, n: int) -> tuple[pd.DataFrame, np.ndarray]:
+    """Return n pairs of phrases with scores, and the hidden rule's score of each, (n,)."""
+    kinds = [list(KINDS)[k] for k in draw_classes(rng, np.tile(SHARES, (n, 1)))]
+    rule = np.array([KINDS[kind] for kind in kinds])
+    slip = np.where(rng.random(n) < 0.15, 0.25 * np.sign(rng.random(n) - 0.5), 0.0)  # raters differ by a step
+    score = np.clip(rule + slip, 0, 1)
+    anchors, targets, contexts = zip(*(_write(rng.random, kind) for kind in kinds), strict=True)
+    columns = (hex_ids(rng, n, 16), anchors, targets, contexts, score)
+    return pd.DataFrame(dict(zip(TRAIN_COLUMNS, columns, strict=True))), rule
+
+
+def _write(random: Callable[[], float], kind: str) -> tuple[str, str, str]:
+    """Return anchor, target and context of a pair: what the two have in common is said by `kind`."""
+    section = pick(random, list(HEADS))
+    head, other = shuffled(random, HEADS[section])[:2]
+    modifier, changed = shuffled(random, MODIFIERS)[:2]
+    word, name = pick(random, modifier), head[0] if random() < 0.6 else head[1]
+    synonym = head[1] if name == head[0] else head[0]
+    twin_modifier = modifier[1] if word == modifier[0] else modifier[0]
+    elsewhere = pick(random, HEADS[pick(random, [s for s in HEADS if s != section])])
+    targets = {
+        "same": [f"{word} {name}s", f"{name}, {word}"],
+        "synonym": [f"{word} {synonym}", f"{twin_modifier} {name}", f"{twin_modifier} {synonym}"],
+        "broader": [f"{word} {head[2]}", head[2]],
+        "head": [f"{changed[0]} {name}", f"{changed[1]} {synonym}", name],
+        "field": [f"{word} {other[0]}", f"{changed[0]} {other[1]}", other[2]],
+        "other": [f"{changed[0]} {elsewhere[0]}", elsewhere[1]],
+        "decoy": [f"{word} {elsewhere[0]}", f"{word} {elsewhere[1]}", f"{word} {elsewhere[2]}"],  # shared, but not what counts
+    }
+    return f"{word} {name}", pick(random, targets[kind]), f"{section}{10 + int(random() * 6)}"
+
+
+def make_twin(rng: np.random.Generator, rows: int) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return train, reward and test tables, with labels."""
+    return tables.split_twin(draw(rng, rows + 2 * HIDDEN_ROWS)[0], rows, HIDDEN_ROWS)
+
+
+def read_real(prepared: Path, with_test: bool) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """Return the public train table and, if asked for, the test table with its answers. Raises as tables.read_real."""
+    return tables.read_real(ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS), prepared, with_test)
+
+
+def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns of a submission, with MLE-bench's 0 everywhere, which has no correlation."""
+    return hidden[["id"]].assign(score=0)
+
+
+def public_files(train: pd.DataFrame, hidden: pd.DataFrame) -> dict[str, bytes | Path]:
+    """Return the public files of a split by name; labels of `hidden` do not enter them."""
+    return tables.public_files(SCHEMA, TEST_COLUMNS, train, hidden, sample_submission(hidden))
+
+
+def answers(hidden: pd.DataFrame) -> pd.DataFrame:
+    """Return the id and the answer of each hidden row."""
+    return tables.answers(SCHEMA, hidden)
+
+
+def grade(submission: bytes, truth: pd.DataFrame) -> float:
+    """Return the Pearson correlation. Raises InvalidSubmission."""
+    return grade_pearson(submission, truth, "id", "score")
