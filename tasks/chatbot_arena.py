@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tasks import tables
+from tasks import raw, tables
 from tasks.grading import LOG_LOSS_3, grade_log_loss
 from tasks.task import Schema
 from tasks.words import draw_classes, fill, pick, softmax
@@ -22,6 +22,7 @@ DATA = "twin"  # what make_twin returns
 WINNERS = ("winner_model_a", "winner_model_b", "winner_tie")
 TEXTS = ("prompt", "response_a", "response_b")
 TRAIN_COLUMNS, TEST_COLUMNS = ("id", "model_a", "model_b", *TEXTS, *WINNERS), ("id", *TEXTS)
+RAW_FILES = ("train.csv",)  # what `python -m tasks prepare` needs
 
 SCHEMA = Schema("train.csv", "test.csv", "sample_submission.csv", "csv", "id", WINNERS, "multiclass", "probabilities",
                 text=TEXTS, pair=("response_a", "response_b"), classes=WINNERS)  # fmt: skip
@@ -127,6 +128,12 @@ def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
 def public_files(train: pd.DataFrame, hidden: pd.DataFrame) -> dict[str, bytes | Path]:
     """Return the public files of a split by name; labels of `hidden` do not enter them."""
     return tables.public_files(SCHEMA, TEST_COLUMNS, train, hidden, sample_submission(hidden))
+
+
+def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
+    """Return MLE-bench's public and private files of a raw download. Raises ValueError for a table of another form."""
+    train, test = raw.split(download.table("train.csv", TRAIN_COLUMNS))
+    return public_files(train, test), {"answers.csv": tables.to_csv(test)}
 
 
 def answers(hidden: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tasks import tables
+from tasks import raw, tables
 from tasks.grading import KAPPA, grade_kappa
 from tasks.task import Schema
 from tasks.words import fill, hex_ids, pick
@@ -19,6 +19,7 @@ NAME, ID = "essay-scoring", "learning-agency-lab-automated-essay-scoring-2"  # I
 METRIC, TIME_LIMIT_S, TRAIN_ROWS, HIDDEN_ROWS = KAPPA, 60.0, 200, 400
 DATA = "twin"  # what make_twin returns
 TRAIN_COLUMNS, TEST_COLUMNS = ("essay_id", "full_text", "score"), ("essay_id", "full_text")
+RAW_FILES = ("train.csv",)  # what `python -m tasks prepare` needs
 
 SCHEMA = Schema("train.csv", "test.csv", "sample_submission.csv", "csv", "essay_id", ("score",), "ordinal", "label",
                 text=("full_text",), classes=(1, 2, 3, 4, 5, 6), bounds=(1, 6))  # fmt: skip
@@ -119,6 +120,12 @@ def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
 def public_files(train: pd.DataFrame, hidden: pd.DataFrame) -> dict[str, bytes | Path]:
     """Return the public files of a split by name; labels of `hidden` do not enter them."""
     return tables.public_files(SCHEMA, TEST_COLUMNS, train, hidden, sample_submission(hidden))
+
+
+def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
+    """Return MLE-bench's public and private files of a raw download. Raises ValueError for a table of another form."""
+    train, test = raw.split(download.table("train.csv", TRAIN_COLUMNS))
+    return public_files(train, test), {"answers.csv": tables.to_csv(test)}
 
 
 def answers(hidden: pd.DataFrame) -> pd.DataFrame:

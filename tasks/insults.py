@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tasks import tables
+from tasks import raw, tables
 from tasks.grading import AUC, grade_auc
 from tasks.task import Schema
 from tasks.words import fill, pick, shuffled
@@ -19,6 +19,7 @@ NAME, ID = "insults", "detecting-insults-in-social-commentary"  # ID: the name i
 METRIC, TIME_LIMIT_S, TRAIN_ROWS, HIDDEN_ROWS = AUC, 60.0, 200, 400
 DATA = "twin"  # what make_twin returns
 TRAIN_COLUMNS, TEST_COLUMNS = ("Insult", "Date", "Comment"), ("Date", "Comment")
+RAW_FILES = ("train.csv", "test_with_solutions.csv")  # what `python -m tasks prepare` needs
 
 SCHEMA = Schema("train.csv", "test.csv", "sample_submission_null.csv", "csv", "Comment", ("Insult",), "binary",
                 "probability", text=("Comment",))  # fmt: skip
@@ -120,6 +121,18 @@ def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
 def public_files(train: pd.DataFrame, hidden: pd.DataFrame) -> dict[str, bytes | Path]:
     """Return the public files of a split by name; labels of `hidden` do not enter them."""
     return tables.public_files(SCHEMA, TEST_COLUMNS, train, hidden, sample_submission(hidden))
+
+
+def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
+    """Return MLE-bench's public and private files of a raw download. Raises ValueError for a table of another form."""
+    train = download.table("train.csv", TRAIN_COLUMNS)
+    test = download.table("test_with_solutions.csv", TRAIN_COLUMNS)
+    if set(train["Comment"]) & set(test["Comment"]):
+        raise ValueError("a comment is in train.csv and in test_with_solutions.csv: is it the competition's own download?")
+    copies = {name: download.read(name) for name in RAW_FILES}
+    public = public_files(train, test) | {"train.csv": copies["train.csv"]}
+    gold = tables.to_csv(test[list(TRAIN_COLUMNS)])
+    return public, {"test.csv": copies["test_with_solutions.csv"], "gold_submission.csv": gold}
 
 
 def answers(hidden: pd.DataFrame) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from tasks import tables
+from tasks import raw, tables
 from tasks.grading import LOG_LOSS_99, grade_log_loss
 from tasks.task import Schema
 from tasks.words import softmax
@@ -40,6 +40,7 @@ Tilia_Platyphyllos Tilia_Tomentosa Ulmus_Bergmanniana Viburnum_Tinus Viburnum_x_
 """.split())  # noqa: SIM905
 FEATURES = tuple(f"{kind}{i}" for kind in ("margin", "shape", "texture") for i in range(1, 65))
 TRAIN_COLUMNS, TEST_COLUMNS = ("id", "species", *FEATURES), ("id", *FEATURES)
+RAW_FILES = ("train.csv",)  # what `python -m tasks prepare` needs
 
 SCHEMA = Schema("train.csv", "test.csv", "sample_submission.csv", "csv", "id", SPECIES, "multiclass", "probabilities",
                 numeric=FEATURES, classes=SPECIES, label_column="species", image_files=("images/{id}.jpg",) * 2)  # fmt: skip
@@ -124,6 +125,17 @@ def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
 def public_files(train: pd.DataFrame, hidden: pd.DataFrame) -> dict[str, bytes | Path]:
     """Return the public files of a split by name; labels of `hidden` do not enter them."""
     return tables.public_files(SCHEMA, TEST_COLUMNS, train, hidden, sample_submission(hidden))
+
+
+def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
+    """Return MLE-bench's public and private files of a raw download.
+
+    Raises ValueError for a table of another form, FileNotFoundError for missing images.
+    """
+    table = download.table("train.csv", TRAIN_COLUMNS)
+    table[tables.FILE] = download.files(f"images/{number}.jpg" for number in table["id"])
+    train, test = raw.split(table)
+    return public_files(train, test), {"test.csv": tables.to_csv(answers(test))}
 
 
 def answers(hidden: pd.DataFrame) -> pd.DataFrame:

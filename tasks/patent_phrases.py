@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tasks import tables
+from tasks import raw, tables
 from tasks.grading import PEARSON, grade_pearson
 from tasks.task import Schema
 from tasks.words import draw_classes, hex_ids, pick, shuffled
@@ -19,6 +19,7 @@ NAME, ID = "patent-phrases", "us-patent-phrase-to-phrase-matching"  # ID: the na
 METRIC, TIME_LIMIT_S, TRAIN_ROWS, HIDDEN_ROWS = PEARSON, 60.0, 200, 400
 DATA = "twin"  # what make_twin returns
 TRAIN_COLUMNS, TEST_COLUMNS = ("id", "anchor", "target", "context", "score"), ("id", "anchor", "target", "context")
+RAW_FILES = ("train.csv",)  # what `python -m tasks prepare` needs
 
 SCHEMA = Schema("train.csv", "test.csv", "sample_submission.csv", "csv", "id", ("score",), "regression", "value",
                 text=("anchor", "target"), categorical=("context",), pair=("anchor", "target"), bounds=(0, 1))  # fmt: skip
@@ -110,6 +111,12 @@ def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
 def public_files(train: pd.DataFrame, hidden: pd.DataFrame) -> dict[str, bytes | Path]:
     """Return the public files of a split by name; labels of `hidden` do not enter them."""
     return tables.public_files(SCHEMA, TEST_COLUMNS, train, hidden, sample_submission(hidden))
+
+
+def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
+    """Return MLE-bench's public and private files of a raw download. Raises ValueError for a table of another form."""
+    train, test = raw.split(download.table("train.csv", TRAIN_COLUMNS))
+    return public_files(train, test), {"test.csv": tables.to_csv(test)}
 
 
 def answers(hidden: pd.DataFrame) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from tasks import tables
+from tasks import raw, tables
 from tasks.grading import COLUMN_AUC, grade_column_auc
 from tasks.task import Schema
 from tasks.words import draw_classes
@@ -21,6 +21,7 @@ METRIC, TIME_LIMIT_S, TRAIN_ROWS, HIDDEN_ROWS = COLUMN_AUC, 60.0, 150, 300
 DATA = "twin"  # what make_twin returns
 STATES = ("healthy", "multiple_diseases", "rust", "scab")
 TRAIN_COLUMNS, TEST_COLUMNS = ("image_id", *STATES), ("image_id",)
+RAW_FILES = ("train.csv",)  # what `python -m tasks prepare` needs
 
 SCHEMA = Schema("train.csv", "test.csv", "sample_submission.csv", "csv", "image_id", STATES, "multiclass", "probabilities",
                 classes=STATES, image_files=("images/{image_id}.jpg",) * 2)  # fmt: skip
@@ -107,6 +108,19 @@ def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
 def public_files(train: pd.DataFrame, hidden: pd.DataFrame) -> dict[str, bytes | Path]:
     """Return the public files of a split by name; labels of `hidden` do not enter them."""
     return tables.public_files(SCHEMA, TEST_COLUMNS, train, hidden, sample_submission(hidden))
+
+
+def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
+    """Return MLE-bench's public and private files of a raw download, images under new names.
+
+    Raises ValueError for a table of another form, FileNotFoundError for missing images.
+    """
+    table = download.table("train.csv", TRAIN_COLUMNS)
+    table[tables.FILE] = download.files(f"images/{name}.jpg" for name in table["image_id"])
+    train, test = raw.split(table)
+    for name, part in (("Train", train), ("Test", test)):
+        part["image_id"] = [f"{name}_{i}" for i in range(len(part))]
+    return public_files(train, test), {"test.csv": tables.to_csv(test[list(TRAIN_COLUMNS)])}
 
 
 def answers(hidden: pd.DataFrame) -> pd.DataFrame:

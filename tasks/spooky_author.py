@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tasks import tables
+from tasks import raw, tables
 from tasks.grading import LOG_LOSS_3, grade_log_loss
 from tasks.task import Schema
 from tasks.words import draw_classes, softmax
@@ -19,6 +19,7 @@ METRIC, TIME_LIMIT_S, TRAIN_ROWS, HIDDEN_ROWS = LOG_LOSS_3, 60.0, 200, 400
 DATA = "twin"  # what make_twin returns
 AUTHORS = ("EAP", "HPL", "MWS")
 TRAIN_COLUMNS, TEST_COLUMNS = ("id", "text", "author"), ("id", "text")
+RAW_FILES = ("train.csv",)  # what `python -m tasks prepare` needs
 
 SCHEMA = Schema("train.csv", "test.csv", "sample_submission.csv", "csv", "id", AUTHORS, "multiclass", "probabilities",
                 text=("text",), classes=AUTHORS, label_column="author")  # fmt: skip
@@ -99,6 +100,12 @@ def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
 def public_files(train: pd.DataFrame, hidden: pd.DataFrame) -> dict[str, bytes | Path]:
     """Return the public files of a split by name; labels of `hidden` do not enter them."""
     return tables.public_files(SCHEMA, TEST_COLUMNS, train, hidden, sample_submission(hidden))
+
+
+def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
+    """Return MLE-bench's public and private files of a raw download. Raises ValueError for a table of another form."""
+    train, test = raw.split(download.table("train.csv", TRAIN_COLUMNS))
+    return public_files(train, test), {"test.csv": tables.to_csv(answers(test))}
 
 
 def answers(hidden: pd.DataFrame) -> pd.DataFrame:

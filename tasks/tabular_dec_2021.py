@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tasks import tables
+from tasks import raw, tables
 from tasks.grading import ACCURACY, grade_accuracy
 from tasks.task import Schema
 
@@ -23,6 +23,7 @@ AREAS = tuple(f"Wilderness_Area{i}" for i in range(1, 5))
 SOILS = tuple(f"Soil_Type{i}" for i in range(1, 41))
 FEATURES = (*MEASURES, *AREAS, *SOILS)
 TRAIN_COLUMNS, TEST_COLUMNS = ("Id", *FEATURES, "Cover_Type"), ("Id", *FEATURES)
+RAW_FILES = ("train.csv",)  # what `python -m tasks prepare` needs
 
 SCHEMA = Schema("train.csv", "test.csv", "sample_submission.csv", "csv", "Id", ("Cover_Type",), "multiclass", "label",
                 numeric=FEATURES, classes=(1, 2, 3, 4, 5, 6, 7))  # fmt: skip
@@ -101,6 +102,12 @@ def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
 def public_files(train: pd.DataFrame, hidden: pd.DataFrame) -> dict[str, bytes | Path]:
     """Return the public files of a split by name; labels of `hidden` do not enter them."""
     return tables.public_files(SCHEMA, TEST_COLUMNS, train, hidden, sample_submission(hidden))
+
+
+def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
+    """Return MLE-bench's public and private files of a raw download. Raises ValueError for a table of another form."""
+    train, test = raw.split(download.table("train.csv", TRAIN_COLUMNS))
+    return public_files(train, test), {"test.csv": tables.to_csv(test)}
 
 
 def answers(hidden: pd.DataFrame) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tasks import tables
+from tasks import raw, tables
 from tasks.grading import AUC, grade_auc
 from tasks.task import Schema
 
@@ -18,6 +18,8 @@ METRIC, TIME_LIMIT_S, TRAIN_ROWS, HIDDEN_ROWS = AUC, 60.0, 200, 400
 DATA = "twin"  # what make_twin returns
 FEATURES = tuple(f"f_{i:02}" for i in range(31))
 TRAIN_COLUMNS, TEST_COLUMNS = ("id", *FEATURES, "target"), ("id", *FEATURES)
+RAW_FILES = ("train.csv",)  # what `python -m tasks prepare` needs
+RAW_TEST_ROWS = 100_000
 
 SCHEMA = Schema("train.csv", "test.csv", "sample_submission.csv", "csv", "id", ("target",), "binary", "probability",
                 numeric=tuple(f for f in FEATURES if f != "f_27"), codes=("f_27",))  # fmt: skip
@@ -83,6 +85,17 @@ def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
 def public_files(train: pd.DataFrame, hidden: pd.DataFrame) -> dict[str, bytes | Path]:
     """Return the public files of a split by name; labels of `hidden` do not enter them."""
     return tables.public_files(SCHEMA, TEST_COLUMNS, train, hidden, sample_submission(hidden))
+
+
+def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
+    """Return MLE-bench's public and private files of a raw download. Raises ValueError for a table of another form."""
+    table = download.table("train.csv", TRAIN_COLUMNS)
+    if len(table) <= RAW_TEST_ROWS:
+        raise ValueError(f"train.csv has {len(table)} rows, no more than the {RAW_TEST_ROWS} of the test split")
+    train, test = raw.split(table, RAW_TEST_ROWS)
+    train["id"], test["id"] = np.arange(len(train)), np.arange(len(train), len(table))
+    private = {"test.csv": test, "gold_submission.csv": test[["id", "target"]]}
+    return public_files(train, test), {name: tables.to_csv(answer) for name, answer in private.items()}
 
 
 def answers(hidden: pd.DataFrame) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tasks import tables
+from tasks import raw, tables
 from tasks.grading import COLUMN_RMSLE, grade_rmsle
 from tasks.task import Schema
 
@@ -24,6 +24,7 @@ SHAPE = (*(f"lattice_vector_{i}_ang" for i in (1, 2, 3)),
 FEATURES = ("spacegroup", "number_of_total_atoms", *(f"percent_atom_{metal}" for metal in METALS), *SHAPE)
 TARGETS = ("formation_energy_ev_natom", "bandgap_energy_ev")
 TRAIN_COLUMNS, TEST_COLUMNS = ("id", *FEATURES, *TARGETS), ("id", *FEATURES)
+RAW_FILES = ("train.csv",)  # what `python -m tasks prepare` needs
 
 SCHEMA = Schema("train.csv", "test.csv", "sample_submission.csv", "csv", "id", TARGETS, "regression", "value",
                 numeric=FEATURES[1:], categorical=("spacegroup",), bounds=(0, math.inf),
@@ -122,6 +123,17 @@ def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
 def public_files(train: pd.DataFrame, hidden: pd.DataFrame) -> dict[str, bytes | Path]:
     """Return the public files of a split by name; labels of `hidden` do not enter them."""
     return tables.public_files(SCHEMA, TEST_COLUMNS, train, hidden, sample_submission(hidden))
+
+
+def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
+    """Return MLE-bench's public and private files of a raw download, ids from 1 in each split.
+
+    Raises ValueError for a table of another form, FileNotFoundError for missing geometries.
+    """
+    table = download.table("train.csv", TRAIN_COLUMNS)
+    table[tables.FILE] = download.files(f"train/{number}/geometry.xyz" for number in table["id"])
+    train, test = (part.assign(id=np.arange(1, len(part) + 1)) for part in raw.split(table))
+    return public_files(train, test), {"test.csv": tables.to_csv(test[list(TRAIN_COLUMNS)])}
 
 
 def answers(hidden: pd.DataFrame) -> pd.DataFrame:
