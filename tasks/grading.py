@@ -174,7 +174,7 @@ def align(
     if ids.duplicated().any():
         raise InvalidSubmission(f"duplicate id {_show(ids[ids.duplicated()])}")
     extra, missing = ids[~ids.isin(expected)], expected[~expected.isin(ids)]
-    if len(extra) and text_ids and extra.iloc[0].split("\0")[0] + "\0" + "0" in set(expected):
+    if len(extra) and text_ids and extra.iloc[0].split("\x00")[0] + "\x000" in set(expected):
         raise InvalidSubmission(f"duplicate id {_show(extra)}")
     if len(extra):
         raise InvalidSubmission(f"extra id that the test file does not have: {_show(extra)}")
@@ -186,12 +186,12 @@ def align(
 def _number_repeats(ids: pd.Series) -> pd.Series:
     """Make texts different by the number of their earlier occurrences; no submission holds a NUL."""
     ids = ids.where(~ids.isin(READ_AS_MISSING), "")
-    return ids + "\0" + ids.groupby(ids).cumcount().astype(str)
+    return pd.Series([f"{text}\x00{count}" for text, count in zip(ids, ids.groupby(ids).cumcount(), strict=True)], dtype=object)
 
 
 def _show(ids: pd.Series) -> str:
     shown = ids.tolist()[0]
-    return repr(shown.split("\0")[0] if isinstance(shown, str) else shown)[:60]
+    return repr(shown.split("\x00")[0] if isinstance(shown, str) else shown)[:60]
 
 
 def _read(submission: bytes, answers: pd.DataFrame, id_column: str, columns: tuple[str, ...], exact: bool = False, **options):

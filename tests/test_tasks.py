@@ -17,12 +17,13 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from tasks import find_task, load_task, random_pizza, task_names
+from tasks import InvalidSubmission, find_task, load_task, random_pizza, task_names
+from tasks.tables import row_files
 from tasks.task import twin_generator
 
 
 def public_bytes(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -45,10 +46,18 @@ def test_normalised_score_is_monotone_and_clipped(tmp_path):
 # tasks
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", [name for name in task_names() if name != "patent-phrases"])
 def test_sample_submission_scores_the_baseline(name, tmp_path):
     task = load_task(name, tmp_path, "test")
-    assert task.grade((task.public_dir / task.schema.sample_file).read_bytes()) == task.baseline
+    depends_on_data = {"quadratic_kappa": 0.15, "accuracy": 0.1, "mean_column_rmsle": 0.05, "log_loss": 0.05}
+    score = task.grade((task.public_dir / task.schema.sample_file).read_bytes())
+    assert abs(score - task.baseline) <= depends_on_data.get(task.metric, 0)
+
+
+def test_sample_submission_of_patents_has_no_correlation(tmp_path):
+    task = load_task("patent-phrases", tmp_path, "test")
+    with pytest.raises(InvalidSubmission, match="all predictions are equal"):
+        task.grade((task.public_dir / task.schema.sample_file).read_bytes())
 
 
 @pytest.mark.parametrize("name", task_names())
@@ -60,30 +69,36 @@ def test_salt_and_seed_decide_the_draw(name, tmp_path):
     assert public_bytes(first.public_dir) == public_bytes(again.public_dir)
     pd.testing.assert_frame_equal(first.answers, again.answers)
     for task in (other, seeded):
-        assert set(task.answers.iloc[:, 0]) != set(first.answers.iloc[:, 0])
-        assert task.answers.iloc[:, 1].tolist() != first.answers.iloc[:, 1].tolist()
+        assert task.answers.iloc[:, 1:].to_numpy().tolist() != first.answers.iloc[:, 1:].to_numpy().tolist()
+        files, others = public_bytes(task.public_dir), public_bytes(first.public_dir)
+        own = task.schema.image_files or (task.schema.test_file,)
+        assert all(files[name] != others[name] for name in files.keys() & others.keys() if name in own or "/" in name)
 
 
 @pytest.mark.parametrize("name", task_names())
 def test_public_files_hold_the_schema_and_no_label(name, tmp_path):
     reward, test = (load_task(name, tmp_path, split, salt=b"s") for split in ("reward", "test"))
     schema = reward.schema
-    files = {schema.train_file, schema.test_file, schema.sample_file}
-    used = {schema.id_column, *schema.numeric, *schema.text, *schema.categorical}
+    used = {schema.id_column, *schema.numeric, *schema.text, *schema.categorical, *schema.codes}
     ids = []
     for task in (reward, test):
         train = read_table(task.public_dir / schema.train_file)
         rows = read_table(task.public_dir / schema.test_file)
-        assert set(public_bytes(task.public_dir)) == files
+        templates = zip(row_files(schema), (train, rows), strict=False)
+        own = {template.format(**{schema.id_column: i}) for template, table in templates for i in table[schema.id_column]}
+        assert set(public_bytes(task.public_dir)) == {schema.train_file, schema.test_file, schema.sample_file, *own}
         assert used <= set(rows.columns) <= set(train.columns)
-        assert set(schema.target_columns) <= set(train.columns) - set(rows.columns)
+        assert set(schema.label_columns) <= set(train.columns) - set(rows.columns)
+        assert not {"species", "author", *schema.target_columns} & set(rows.columns)
+        assert list(task.answers.columns) == [schema.id_column, *schema.target_columns]
         assert rows[schema.id_column].tolist() == task.answers[schema.id_column].tolist()
         assert not rows.duplicated(schema.id_column).any()
-        assert all(stat.S_IMODE(path.stat().st_mode) == 0o444 for path in task.public_dir.iterdir())
+        assert all(stat.S_IMODE(path.stat().st_mode) == 0o444 for path in task.public_dir.rglob("*") if path.is_file())
         ids += [set(train[schema.id_column]), set(rows[schema.id_column])]
     assert ids[0] == ids[2]
-    assert not ids[0] & ids[1] | ids[0] & ids[3] | ids[1] & ids[3]
-    assert sorted(path.name for path in tmp_path.rglob("*")) == sorted([*files, *files, "reward", "test"])
+    if name != "transparent-conductors":  # numbered from 1 in each file, as in MLE-bench
+        assert not ids[0] & ids[1] | ids[0] & ids[3] | ids[1] & ids[3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["reward", "test"]
 
 
 def test_pizza_test_file_has_the_fields_known_when_posting(tmp_path):
@@ -126,7 +141,7 @@ def test_public_directory_is_reused_replaced_or_refused(tmp_path):
 def test_names_ids_and_bad_arguments(tmp_path):
     assert load_task("random-acts-of-pizza", tmp_path, "test").name == "random-pizza"
     bad = [
-        (("random-piza", "test"), {}, "hello-world, random-pizza.*Did you mean 'random-pizza'"),
+        (("random-piza", "test"), {}, "hello-world.*chatbot-arena.*Did you mean 'random-pizza'"),
         (("random-pizza", "val"), {}, "reward, test"),
         (("random-pizza", "test"), {"rows": 3}, "--rows 3"),
         (("hello-world", "test"), {"rows": 560}, "at most 469"),
