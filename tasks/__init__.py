@@ -79,7 +79,10 @@ def _load_file(path: Path) -> ModuleType:
         raise ValueError(f"no file {path}: a task is a name or the path of its Python file")
     specification = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path} cannot be loaded: {error!r}") from error
     source = () if hasattr(module, "make_twin") or hasattr(module, "read_real") else ("make_twin",)
     absent = [name for name in (*NEEDED, *source) if not hasattr(module, name)]
     if absent:

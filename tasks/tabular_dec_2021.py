@@ -75,9 +75,9 @@ def cover_type(elevation, aspect, slope, water, roads, area, soil) -> np.ndarray
     north = (aspect < 90) | (aspect > 270)
     stony = soil % 5 == 2
     height = elevation - 0.25 * water + np.where(north, 7.0, -5.0) * slope + 130 * (area == 1) - 160 * stony
-    swap = (roads > 2600) & (area != 2)  # far from roads the two frequent types change places in the middle band
+    swap = (roads > 2800) & (area != 2)  # far from roads the two frequent types change places in the middle band
     types = np.select(
-        [height < 2330, height < 2560, height < 2800, height < 3010, height < 3270],
+        [height < 2330, height < 2530, height < 2820, height < 3060, height < 3300],
         [np.where(water < 60, 4, 3), np.where(stony | (slope > 18), 6, 3), 2, np.where(swap, 1, 2), 1],
         default=7,
     )

@@ -1,10 +1,12 @@
 """tasks: the graders' rules, what the public files may hold, and the ladder of the twins."""
 
 import dataclasses
+import hashlib
 import json
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from tasks import InvalidSubmission, find_task, load_task, random_pizza, task_names
-from tasks.tables import row_files
+from tasks.tables import FILE, row_files, to_csv
 from tasks.task import twin_generator
 
 
@@ -99,6 +101,23 @@ def test_public_files_hold_the_schema_and_no_label(name, tmp_path):
     if name != "transparent-conductors":  # numbered from 1 in each file, as in MLE-bench
         assert not ids[0] & ids[1] | ids[0] & ids[3] | ids[1] & ids[3]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["reward", "test"]
+
+
+CHECKSUMS = {
+}
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_twins_are_the_same_on_every_machine_and_quickly_made(name):
+    started = time.perf_counter()
+    split = find_task(name).make_twin(twin_generator(name, 0, b""), find_task(name).TRAIN_ROWS)
+    assert time.perf_counter() - started < 5
+    digest = hashlib.sha256()
+    for table in split:
+        digest.update(to_csv(table.drop(columns=FILE, errors="ignore")))
+        if find_task(name).SCHEMA.geometry_files:
+            digest.update(b"".join(table[FILE]))
+    assert digest.hexdigest()[:16] == CHECKSUMS[name]
 
 
 def test_pizza_test_file_has_the_fields_known_when_posting(tmp_path):
