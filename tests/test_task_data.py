@@ -152,7 +152,7 @@ def test_prepared_data_are_loaded_with_data_dir(name, tmp_path):
     assert (test.public_dir / schema.train_file).read_bytes() == (reward.public_dir / schema.train_file).read_bytes()
     for task in (reward, test):
         assert task.data == "real" and task.thresholds and len(task.answers) == len(read(task.public_dir / schema.test_file))
-        if len(set(map(tuple, task.answers.iloc[:, 1:].to_numpy()))) > 1 and (task.answers.iloc[:, 1:].sum() > 0).all():
+        if task.answers.iloc[:, 1:].nunique().min() > 1 or task.metric == "log_loss":  # else so few rows have no AUC
             assert math.isclose(task.grade(tables.to_csv(task.answers)), task.best, abs_tol=1e-9)
         for template, table in zip(tables.row_files(schema), (train, read(task.public_dir / schema.test_file)), strict=False):
             for i in table[id_of]:
