@@ -224,7 +224,7 @@ def test_ids_that_lead_out_of_the_directory_are_refused(tmp_path):
     path = target / "public/train.csv"
     table = tables.read_csv(path).astype({"id": str})
     table.loc[0, "id"] = "../../../outside"
-    (tmp_path / "data/outside.jpg").write_bytes(b"")
+    (target.parent / "outside.jpg").write_bytes(b"")
     path.write_bytes(tables.to_csv(table))
     with pytest.raises(ValueError, match="leads out of the directory"):
         load_task("leaf-classification", tmp_path / "run", "reward", data_dir=tmp_path / "data")

@@ -104,6 +104,19 @@ def test_public_files_hold_the_schema_and_no_label(name, tmp_path):
 
 
 CHECKSUMS = {
+    "hello-world": "705347c68ecb7b65",
+    "insults": "e623a27c0963316a",
+    "essay-scoring": "339eb451f9490645",
+    "random-pizza": "16e0a9ac87f040c1",
+    "tweet-sentiment": "62268e6325d4c162",
+    "tabular-may-2022": "590b958c43da4292",
+    "tabular-dec-2021": "16ae25344069c7d8",
+    "patent-phrases": "a46235c120c63251",
+    "plant-pathology": "fe06a47b69a4b38b",
+    "leaf-classification": "93c45921ed7f3b1f",
+    "transparent-conductors": "8907d1a793302ddc",
+    "spooky-author": "e2fec40c7b66d303",
+    "chatbot-arena": "44a5a032c22d365e",
 }
 
 
