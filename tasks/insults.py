@@ -77,8 +77,9 @@ def draw(rng: np.random.Generator, n: int) -> tuple[pd.DataFrame, np.ndarray]:
     marks, fillers, hour = rng.integers(0, 4, n), rng.integers(0, 5, n), rng.integers(0, 24, n)
     comments: dict[str, None] = {}  # a set with an order: the comment is the id
     for row in zip(aimed, about, kind, shout, marks, fillers, strict=True):
-        while (comment := _write(rng.random, *row)) in comments:
-            pass
+        comment = _write(rng.random, *row)
+        while comment in comments:
+            comment = f'{comment[:-1]} {fill(rng.random, pick(rng.random, FILLER), RUDE)}"'
         comments[comment] = None
     night = (hour >= 22) | (hour < 5)
     logit = (

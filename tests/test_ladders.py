@@ -269,7 +269,7 @@ def draw(module: ModuleType, salt: bytes) -> tuple[pd.DataFrame, pd.DataFrame, n
     """Return the train rows of a twin, its hidden rows (both splits), and the rule's predictions for these."""
     rng, rows = twin_generator(module.NAME, 0, salt), module.TRAIN_ROWS
     if module.NAME == "leaf-classification":
-        species = np.concatenate([rng.permutation(np.resize(np.arange(99), n)) for n in (rows, 792)])
+        species = np.concatenate([rng.permutation(np.resize(np.arange(99), n)) for n in (rows, 495)])
         table, rule = module.draw(rng, species)
     else:
         table, rule = module.draw(rng, rows + 2 * module.HIDDEN_ROWS)

@@ -16,6 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_diabetes, load_digits, load_wine
 from sklearn.model_selection import train_test_split
 
+from sandbox import Sandbox
 from tasks import find_task, load_task, raw, tables, task_names
 from tasks.__main__ import main
 from tasks.task import twin_generator
@@ -85,8 +86,11 @@ def read(path: Path) -> pd.DataFrame:
 
 
 @pytest.fixture(autouse=True)
-def small_may(monkeypatch):
+def small_sizes(monkeypatch):
     monkeypatch.setattr(find_task("tabular-may-2022"), "RAW_TEST_ROWS", MAY_TEST_ROWS)
+    for name in COMPETITIONS:
+        if hasattr(find_task(name), "HIDDEN_ROWS"):
+            monkeypatch.setattr(find_task(name), "HIDDEN_ROWS", 30)
 
 
 def prepared(name: str, tmp_path: Path) -> tuple[pd.DataFrame, Path]:
@@ -361,6 +365,24 @@ def test_a_task_in_one_file_with_real_data(own, tmp_path, capsys):
         assert public == [*(["images"] if task.schema.image_files else []), "sample_submission.csv", "test.csv", "train.csv"]
     with pytest.raises(ValueError, match="has no twin"):
         load_task(str(path), tmp_path / "run", "reward")
+
+
+def test_programs_get_linked_images_as_files_of_their_own(tmp_path):
+    task = load_task(str(own_digits(tmp_path)), tmp_path / "run", "reward", data_dir=tmp_path / "data")
+    program = """
+import os
+import pandas as pd
+from PIL import Image
+for i in pd.read_csv("test.csv")["id"]:
+    assert Image.open(f"images/{i}.jpg").size == (32, 32) and not os.path.islink(f"images/{i}.jpg")
+    os.unlink(f"images/{i}.jpg")
+os.rename("sample_submission.csv", "submission.csv")
+"""
+    with Sandbox(1) as sandbox:
+        execution = sandbox.run(program, task.public_dir, time_limit_s=60)
+    assert execution.status == "ok", execution.stderr
+    assert task.grade(execution.submission) == pytest.approx(math.log(10))
+    assert len(list((tmp_path / "data").rglob("*.jpg"))) == 300
 
 
 def test_a_task_in_one_file_with_a_twin(tmp_path, capsys):
