@@ -207,6 +207,14 @@ def _number_columns(cells: pd.DataFrame, **options) -> np.ndarray:
     return np.column_stack([to_numbers(cells[c], f"column {c!r}", **options) for c in cells.columns])  # (rows, columns)
 
 
+def _respell(cell: str) -> str:
+    """Write a number that only Python's float() reads, such as 1_0 or full-width digits, in plain digits."""
+    try:
+        return repr(float(cell))
+    except ValueError:
+        return cell
+
+
 def _whole_numbers(cells: pd.DataFrame, column: str) -> np.ndarray:
     numbers = to_numbers(cells[column], f"column {column!r}")
     broken = numbers[numbers != np.rint(numbers)]
@@ -237,13 +245,13 @@ def grade_auc(submission: bytes, answers: pd.DataFrame, id_column: str, target: 
 
 
 def grade_column_auc(submission: bytes, answers: pd.DataFrame, id_column: str, columns: tuple[str, ...]) -> float:
-    """Return the mean over the columns of the AUC. Any number is a prediction; other columns are refused.
+    """Return the mean over the columns of the AUC. Any number that Python reads is a prediction; other columns are refused.
 
     Raises InvalidSubmission, or GraderFault for unusable answers.
     """
     for column in columns:
         _require_classes(answers[column].to_numpy(), column)
-    predictions = _number_columns(_read(submission, answers, id_column, columns, exact=True))
+    predictions = _number_columns(_read(submission, answers, id_column, columns, exact=True).map(_respell))
     return float(roc_auc_score(answers[list(columns)], predictions, average="macro"))
 
 
@@ -304,8 +312,11 @@ def grade_pearson(submission: bytes, answers: pd.DataFrame, id_column: str, targ
 
 
 def grade_rmsle(submission: bytes, answers: pd.DataFrame, id_column: str, columns: tuple[str, ...]) -> float:
-    """Return the root mean squared error of log(1 + value), averaged over the columns. Raises InvalidSubmission."""
-    predictions = _number_columns(_read(submission, answers, id_column, columns))
+    """Return the root mean squared error of log(1 + value), averaged over the columns; any number that Python reads counts.
+
+    Raises InvalidSubmission, also for negative values.
+    """
+    predictions = _number_columns(_read(submission, answers, id_column, columns).map(_respell))
     _refuse_outside(predictions, 0, math.inf, "a column of values")
     return float(root_mean_squared_log_error(answers[list(columns)], predictions))
 

@@ -189,6 +189,16 @@ def test_rows_of_probabilities_sum_to_1_within_the_tolerance_of_the_competition(
     assert math.isfinite(grade(name, float32, truth))
 
 
+@pytest.mark.parametrize("name", [name for name in OUT_OF_RANGE if name not in LOG_LOSS])
+def test_spellings_of_numbers_that_only_python_reads(name):
+    truth, guess = example(name)
+    for cell in ("0_1", "1_0", "\uff11", "\xa01"):
+        if name in ("plant-pathology", "transparent-conductors"):
+            assert grade(name, with_cell(guess, cell), truth) == grade(name, with_cell(guess, float(cell)), truth)
+        else:
+            refused(name, with_cell(guess, cell), truth, "not a number")
+
+
 def test_spooky_wants_the_id_first():
     truth, guess = example("spooky-author")
     refused("spooky-author", guess[guess.columns[::-1]], truth, "first column is not 'id'")
