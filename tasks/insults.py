@@ -83,12 +83,12 @@ def draw(rng: np.random.Generator, n: int) -> tuple[pd.DataFrame, np.ndarray]:
         comments[comment] = None
     night = (hour >= 22) | (hour < 5)
     logit = (
-        -2.6
+        -3.2
         + aimed * np.where(kind, 0.8, 3.6)  # a friendly word takes most of it back
-        + 2.4 * shout
-        + 0.7 * marks * (aimed | about)
+        + 2.8 * shout
+        + 0.9 * marks * (aimed | about)
         - 0.4 * fillers  # who explains at length does not insult
-        + 1.9 * night
+        + 2.4 * night
     )
     probability = 1 / (1 + np.exp(-logit))
     day, seconds = rng.integers(0, 200, n), rng.integers(0, 3600, n)

@@ -212,7 +212,9 @@ def test_archives_cannot_write_outside_and_broken_ones_are_named(tmp_path):
     (tmp_path / "half.zip").write_bytes(content[: len(content) // 2])
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner/images.zip").write_bytes(content[:1000])
-    for source, reason in (("half.zip", "neither a folder nor a zip"), ("inner", r"images\.zip is not a zip archive")):
+    os.mkfifo(tmp_path / "pipe.zip")
+    broken = "neither a folder nor a zip"
+    for source, reason in (("half.zip", broken), ("pipe.zip", broken), ("inner", r"images\.zip is not a zip archive")):
         with pytest.raises(ValueError, match=reason):
             raw.prepare(module, tmp_path / source, tmp_path / "other")
     with pytest.raises(FileNotFoundError, match=r"no .*absent\.zip"):

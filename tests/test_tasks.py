@@ -114,7 +114,7 @@ def test_public_files_hold_the_schema_and_no_label(name, tmp_path, small_splits)
 
 CHECKSUMS = {
     "hello-world": "705347c68ecb7b65",
-    "insults": "9c510ddfe20448d7",
+    "insults": "122a2a5975cf7e25",
     "essay-scoring": "339eb451f9490645",
     "random-pizza": "16e0a9ac87f040c1",
     "tweet-sentiment": "62268e6325d4c162",
