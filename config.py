@@ -142,6 +142,8 @@ def resolve(config: Config) -> Config:
             raise UsageError(f"{flag(name)} is empty: an unset variable?")
     if config.data_dir:
         config = dataclasses.replace(config, data_dir=str(Path(config.data_dir).absolute()))
+    if config.task.endswith(".py"):  # a task's file: found again on resume, from another folder too
+        config = dataclasses.replace(config, task=str(Path(config.task).absolute()))
     try:
         find_task(config.task)
     except ValueError as error:

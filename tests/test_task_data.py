@@ -16,6 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_diabetes, load_digits, load_wine
 from sklearn.model_selection import train_test_split
 
+from config import parse_args
 from sandbox import Sandbox
 from tasks import find_task, load_task, raw, tables, task_names
 from tasks.__main__ import main
@@ -387,12 +388,15 @@ os.rename("sample_submission.csv", "submission.csv")
     assert len(list((tmp_path / "data").rglob("*.jpg"))) == 300
 
 
-def test_a_task_in_one_file_with_a_twin(tmp_path, capsys):
+def test_a_task_in_one_file_with_a_twin(tmp_path, capsys, monkeypatch):
     hello = Path(find_task("hello-world").__file__).read_text()
     path = tmp_path / "tumours.py"
     path.write_text(hello.replace('"hello-world"', '"tumours"'))
     assert main(["make", str(path), str(tmp_path / "out"), "--rows", "50"]) == 0
     assert (tmp_path / "out/private/test.csv").is_file() and load_task(str(path), tmp_path / "run", "test").name == "tumours"
+    monkeypatch.chdir(tmp_path)
+    config, *_ = parse_args(["--task", "tumours.py", "--model", "tiny"])
+    assert (config.task, config.run_dir) == (str(path), "runs/tumours")  # a resume from elsewhere finds the file
     path = tmp_path / "half.py"
     path.write_text('NAME = "half"\n')
     for name, reason in ((path, "lacks ID, METRIC, .*make_twin"), (tmp_path / "absent.py", r"no file .*absent\.py")):
