@@ -92,7 +92,16 @@ def place_data(public_dir: str | None, work: str, isolation: Isolation) -> list[
             os.symlink(source, target)
         else:
             copy_read_only(source, target)
-    return sources if linked else []
+    return [*sources, *linked_folders(sources)] if linked else []
+
+
+def linked_folders(sources: list[str]) -> set[str]:
+    """Return the directories that links inside the data point to, as images of real data do."""
+    found = set()
+    for folder, _, names in (step for source in sources for step in os.walk(source)):
+        links = (path for name in names if os.path.islink(path := os.path.join(folder, name)))
+        found |= {os.path.dirname(os.path.realpath(link)) for link in links}
+    return found
 
 
 def is_open_to_all(path: str) -> bool:

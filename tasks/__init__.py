@@ -5,12 +5,15 @@
     reward = task.normalise(score)                # in [-1, 1], higher is better
 
 Each task is one module with the same few names: NAME, ID, METRIC, SCHEMA, DESCRIPTION, make_twin, read_real,
-public_files, answers, grade. load_task never writes the labels of a split. The agent's train file is the same in both
-splits; the rows to predict are the `reward` split during training and the private `test` split once, at the end.
+public_files, answers, grade; a file outside of this folder is a task too, by its path. load_task never writes the labels
+of a split. The agent's train file is the same in both splits; the rows to predict are the `reward` split during
+training and the private `test` split once, at the end.
 """
 
 import csv
 import difflib
+import functools
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -20,13 +23,32 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 
-from tasks import hello_world, random_pizza
+from tasks import (
+    chatbot_arena,
+    essay_scoring,
+    hello_world,
+    insults,
+    leaf_classification,
+    patent_phrases,
+    plant_pathology,
+    random_pizza,
+    spooky_author,
+    tabular_dec_2021,
+    tabular_may_2022,
+    transparent_conductors,
+    tweet_sentiment,
+)
 from tasks.grading import GraderFault, InvalidSubmission, Metric
 from tasks.task import Schema, Task, twin_generator
 
 __all__ = ["GraderFault", "InvalidSubmission", "Metric", "Schema", "Task", "find_task", "load_task", "task_names"]
 
-TASKS = (hello_world, random_pizza)
+TASKS = (
+    hello_world, insults, essay_scoring, random_pizza, tweet_sentiment, tabular_may_2022, tabular_dec_2021, patent_phrases,
+    plant_pathology, leaf_classification, transparent_conductors, spooky_author, chatbot_arena,
+)  # fmt: skip
+NEEDED = ("NAME", "ID", "METRIC", "TIME_LIMIT_S", "TRAIN_ROWS", "DATA", "SCHEMA", "DESCRIPTION",
+          "public_files", "answers", "grade")  # of a task's file, and make_twin or, with an ID, read_real
 SPLITS = ("reward", "test")
 REWARD_FRACTION, REWARD_MAX_ROWS = 0.15, 4000  # of the public train data, where it is real
 
@@ -37,13 +59,35 @@ def task_names() -> list[str]:
 
 
 def find_task(name: str) -> ModuleType:
-    """Return the task's module by our name or by MLE-bench's. Raises ValueError with the names and the nearest one."""
+    """Return the task's module by our name, by MLE-bench's, or by the path of its file (my_task.py).
+
+    Raises ValueError: with the names and the nearest one for an unknown name, with what is missing for a file.
+    """
+    if name.endswith(".py"):
+        return _load_file(Path(name).resolve())
     known = {key: task for task in TASKS for key in (task.NAME, task.ID) if key}
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"unknown task {name!r}; the tasks are {', '.join(task_names())}.{hint}")
+
+
+@functools.cache
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ValueError(f"no file {path}: a task is a name or the path of its Python file")
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(specification)
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path} cannot be loaded: {error!r}") from error
+    source = () if hasattr(module, "make_twin") or hasattr(module, "read_real") else ("make_twin",)
+    absent = [name for name in (*NEEDED, *source) if not hasattr(module, name)]
+    if absent:
+        raise ValueError(f"{path} lacks {', '.join(absent)}: a task's file has the names of tasks/hello_world.py")
+    return module
 
 
 def load_task(
@@ -93,6 +137,8 @@ def make_split(
     module: ModuleType, split: str, *, seed: int, salt: bytes, rows: int | None, data_dir: Path | None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the agent's train table and the split's hidden table, labels included, of a twin or of real data."""
+    if data_dir is None and not hasattr(module, "make_twin"):
+        raise ValueError(f"{module.NAME} has no twin: name its data with --data-dir")
     if data_dir is None:
         rows = module.TRAIN_ROWS if rows is None else rows
         if rows < 20:
@@ -111,8 +157,15 @@ def make_split(
     return public[~chosen], public[chosen] if split == "reward" else test
 
 
-def write_public(directory: Path, files: dict[str, bytes]) -> None:
-    """Put read-only files into a directory, whole or not at all; keep a directory that already holds the same bytes."""
+def write_public(directory: Path, files: dict[str, bytes | Path]) -> None:
+    """Put read-only files into a directory, whole or not at all; keep a directory that already holds the same.
+
+    A Path instead of bytes becomes a link to that file: images of real data are never copied. Raises ValueError for a name
+    that leads out of the directory, or a directory that holds other files.
+    """
+    outside = [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts]
+    if outside:
+        raise ValueError(f"the file name {outside[0]!r} leads out of the directory: check the ids of the data")
     if _holds(directory, files):
         return
     if directory.exists():
@@ -125,8 +178,11 @@ def write_public(directory: Path, files: dict[str, bytes]) -> None:
     try:
         for name, content in files.items():
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-            (fresh / name).write_bytes(content)
-            (fresh / name).chmod(0o444)
+            if isinstance(content, Path):
+                (fresh / name).symlink_to(content.absolute())
+            else:
+                (fresh / name).write_bytes(content)
+                (fresh / name).chmod(0o444)
         if directory.exists():
             os.rename(directory, aside / "old")
         fresh.chmod(0o755)  # programs may run as another user
@@ -138,9 +194,15 @@ def write_public(directory: Path, files: dict[str, bytes]) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _holds(directory: Path, files: dict[str, bytes]) -> bool:
+def _holds(directory: Path, files: dict[str, bytes | Path]) -> bool:
     present = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir()}
-    return present == set(files) and all((directory / name).read_bytes() == files[name] for name in files)
+    return present == set(files) and all(_is_same(directory / name, content) for name, content in files.items())
+
+
+def _is_same(path: Path, content: bytes | Path) -> bool:
+    if isinstance(content, Path):
+        return path.is_symlink() and os.readlink(path) == str(content.absolute())
+    return not path.is_symlink() and path.read_bytes() == content
 
 
 def read_published(table: str, mle_id: str | None) -> dict[str, float]:

@@ -4,20 +4,25 @@
     python -m tasks show random-pizza
     python -m tasks make random-pizza pizza/ --seed 1         pizza/reward, pizza/test: public; pizza/private: answers
     python -m tasks grade random-pizza submission.csv --answers pizza/
+    python -m tasks prepare random-pizza random-acts-of-pizza.zip DATA    a raw Kaggle download → MLE-bench's layout
+    python -m tasks grade random-pizza submission.csv --data-dir DATA     real data: score and medal on the private test
 
-grade prints one JSON object, {"valid": true, "score": s} or {"valid": false, "reason": r}. Exit codes: 0 done (an
-invalid submission is a result), 2 bad arguments, 1 anything else.
+TASK is a name, a name of MLE-bench or the path of a task's Python file. grade prints one JSON object, {"valid": true,
+"score": s} or {"valid": false, "reason": r}. Exit codes: 0 done (an invalid submission is a result), 2 bad arguments, 1
+anything else.
 """
 
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import pandas as pd
 
-from tasks import SPLITS, find_task, load_task, read_published, task_names
+from tasks import SPLITS, find_task, load_task, raw, read_published, task_names
 from tasks.grading import GraderFault, InvalidSubmission, read_submission_file
+from tasks.medals import award
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,15 +40,20 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     show = commands.add_parser("show", help="description, columns and published results of a task")
     make = commands.add_parser("make", help="write a twin, with its answers, to an empty directory", allow_abbrev=False)
     grade = commands.add_parser("grade", help="grade a submission against the answers of `make`", allow_abbrev=False)
-    for command in (show, make, grade):
+    prepare = commands.add_parser("prepare", help="turn a raw Kaggle download into MLE-bench's layout", allow_abbrev=False)
+    for command in (show, make, grade, prepare):
         command.add_argument("task")
     make.add_argument("directory", type=Path)
     make.add_argument("--seed", type=int, default=0, help="number that the draw depends on (default 0)")
     make.add_argument("--rows", type=int, help="number of training rows (default: the task's own)")
     make.add_argument("--salt", type=hexadecimal, default=b"", metavar="HEX", help="secret bytes (default: none)")
     grade.add_argument("submission", type=Path)
-    grade.add_argument("--answers", type=Path, required=True, metavar="DIR", help="the directory that `make` filled")
+    truth = grade.add_mutually_exclusive_group(required=True)
+    truth.add_argument("--answers", type=Path, metavar="DIR", help="the directory that `make` filled")
+    truth.add_argument("--data-dir", type=Path, metavar="DIR", help="real data in MLE-bench's layout")
     grade.add_argument("--split", choices=SPLITS, default="test", help="which rows it predicts (default test)")
+    prepare.add_argument("source", type=Path, metavar="RAW_DIR", help="the downloaded zip archive, or a folder of it")
+    prepare.add_argument("data_dir", type=Path, metavar="OUT_DIR", help="what --data-dir will be; gets OUT_DIR/<id>/prepared")
     return parser.parse_args(arguments)
 
 
@@ -98,6 +108,17 @@ def grade_file(name: str, submission: Path, directory: Path, split: str) -> dict
         raise GraderFault(f"{answers} are not answers of {name}: {error!r}") from error
 
 
+def grade_real(name: str, submission: Path, data_dir: Path, split: str) -> dict:
+    """Return the verdict on a submission for real data; on the private test split with its medal. Raises as load_task."""
+    with tempfile.TemporaryDirectory() as public:
+        task = load_task(name, Path(public), split, data_dir=data_dir)
+        try:
+            score = task.grade(read_submission_file(submission))
+        except InvalidSubmission as error:
+            return {"valid": False, "reason": str(error)}
+        return {"valid": True, "score": score, **(award(task, score) or {})}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code."""
     args = parse_args(arguments)
@@ -108,6 +129,10 @@ def main(arguments: list[str] | None = None) -> int:
             show_task(args.task)
         elif args.command == "make":
             make_task(args.task, args.directory, args.seed, args.salt, args.rows)
+        elif args.command == "prepare":
+            print(raw.prepare(find_task(args.task), args.source, args.data_dir))
+        elif args.data_dir is not None:
+            print(json.dumps(grade_real(args.task, args.submission, args.data_dir, args.split)))
         else:
             print(json.dumps(grade_file(args.task, args.submission, args.answers, args.split)))
     except GraderFault as error:

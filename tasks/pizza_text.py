@@ -5,6 +5,16 @@ A request is told by its themes; each theme has several sentences with slots, so
 
 from collections.abc import Callable
 
+from tasks.words import fill, pick, shuffled
+
+SIGNS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def write_code(random: Callable[[], float]) -> str:
+    """Return the name of a picture."""
+    return "".join(pick(random, SIGNS) for _ in range(6))
+
+
 THEMES = {
     "job": [
         "I {lost} my job {ago} and {money}.",
@@ -86,6 +96,7 @@ FILLER = [
     "English is not my first language.",
 ]
 SLOTS = {
+    "code": write_code,
     "lost": ["lost", "recently lost", "was let go from", "had to quit"],
     "ago": ["last week", "two weeks ago", "last month", "yesterday", "a few days ago", "in the spring", "on Monday"],
     "soon": ["on Friday", "next week", "tomorrow", "in two weeks", "on the first", "soon", "this weekend"],
@@ -131,7 +142,6 @@ NAMES = [
     "blue", "cosmic", "lazy", "tiny", "grand", "silent", "happy", "rusty", "clever", "odd", "panda", "otter",
     "coder", "wizard", "pilot", "baker", "ghost", "fox",
 ]  # fmt: skip
-SIGNS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def write_request(random: Callable[[], float], themes: list[str], evidence: bool, fillers: int) -> tuple[str, str]:
@@ -141,31 +151,11 @@ def write_request(random: Callable[[], float], themes: list[str], evidence: bool
     parts = shuffled(random, parts)
     parts = [pick(random, OPENINGS), *parts, *([pick(random, EVIDENCE)] if evidence else [])]
     gap = "\n\n" if random() < 0.2 else " "
-    text = gap.join(fill(random, part) for part in parts if part)
+    text = gap.join(fill(random, part, SLOTS) for part in parts if part)
     theme = pick(random, TITLE_THEMES[pick(random, themes)]) if themes else "hungry tonight"
-    return fill(random, pick(random, TITLES).replace("{theme}", theme)), text
+    return fill(random, pick(random, TITLES).replace("{theme}", theme), SLOTS), text
 
 
 def write_name(random: Callable[[], float]) -> str:
     """Return a user name."""
     return f"{pick(random, NAMES)}_{pick(random, NAMES)}{int(random() * 1000)}"
-
-
-def pick(random: Callable[[], float], options: list[str]) -> str:
-    """Return one option, all equally likely."""
-    return options[int(random() * len(options))]
-
-
-def shuffled(random: Callable[[], float], items: list[str]) -> list[str]:
-    """Return the items in random order."""
-    return [item for _, item in sorted((random(), item) for item in items)]
-
-
-def fill(random: Callable[[], float], template: str) -> str:
-    """Return the template with its slots filled."""
-    while (start := template.find("{")) >= 0:
-        end = template.index("}", start)
-        slot = template[start + 1 : end]
-        value = "".join(pick(random, SIGNS) for _ in range(6)) if slot == "code" else pick(random, SLOTS[slot])
-        template = template[:start] + value + template[end + 1 :]
-    return template

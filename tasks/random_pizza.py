@@ -4,14 +4,16 @@ The twin invents requests in the real format. Its hidden rule is in `hidden_prob
 through interactions, thresholds and the hour of the day, so that engineered features beat raw columns.
 """
 
+import io
 import json
 import logging
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from tasks import pizza_text
+from tasks import pizza_text, raw, tables
 from tasks.grading import AUC, grade_auc
 from tasks.task import Schema
 
@@ -35,6 +37,7 @@ NUMERIC = (*(f"{name}_at_request" for name in COUNTS), "requester_number_of_subr
 TEST_FIELDS = tuple(sorted(("request_id", "requester_username", "requester_subreddits_at_request", *TEXT, *NUMERIC)))
 FIRST_TIME, YEAR_S = 1_297_728_000, 31_557_600  # the first request, February 2011
 LEAK = "giver_username_if_known"  # it names a giver only where a pizza was given
+RAW_FILES = ("train.json", "test.json")  # what `python -m tasks prepare` needs
 
 SCHEMA = Schema("train.json", "test.json", "sampleSubmission.csv", "json", "request_id", (TARGET,), "binary",
                 "probability", numeric=NUMERIC, text=TEXT)  # fmt: skip
@@ -188,12 +191,7 @@ def read_real(prepared: Path, with_test: bool) -> tuple[pd.DataFrame, pd.DataFra
     Private answers are opened only if asked for. Raises FileNotFoundError for a missing file, ValueError for a bad one.
     """
     wanted = ["public/train.json", "public/test.json", *(["private/test.csv"] if with_test else [])]
-    missing = [name for name in wanted if not (prepared / name).is_file()]
-    if missing:
-        raise FileNotFoundError(
-            f"no {missing[0]} in {prepared}: --data-dir must have MLE-bench's layout, {ID}/prepared/public/train.json, "
-            f"public/test.json and private/test.csv; `mlebench prepare -c {ID}` makes it"
-        )
+    tables.require_layout(ID, prepared, wanted)
     train = _read_records(prepared / "public/train.json", (*TEST_FIELDS, TARGET))
     if not with_test:
         return train, None
@@ -223,6 +221,32 @@ def public_files(train: pd.DataFrame, hidden: pd.DataFrame) -> dict[str, bytes]:
         "test.json": json.dumps(hidden[list(TEST_FIELDS)].to_dict("records"), indent=4).encode(),
         "sampleSubmission.csv": sample.to_csv(index=False, lineterminator="\n").encode(),
     }
+
+
+def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
+    """Return MLE-bench's public and private files of a raw download: test has the share of rows that Kaggle's test had.
+
+    Like MLE-bench it leaves giver_username_if_known in; read_real takes it out. Raises ValueError for other records.
+    """
+    train, kaggle_test = (json.loads(download.read(name)) for name in RAW_FILES)
+    if not train or not kaggle_test or any(set(record) != set(train[0]) for record in train):
+        raise ValueError(f"{download.path}: train.json or test.json is empty, or the records' fields differ")
+    table = pd.DataFrame(train, dtype=object)
+    tables.require_columns(table, (*TEST_FIELDS, TARGET), f"train.json in {download.path}")
+    train, test = raw.split(table, len(kaggle_test) / (len(train) + len(kaggle_test)))
+    fields = list(kaggle_test[0])
+    sides = {"train.json": train, "test.json": test[fields]}
+    public = {name: json.dumps(part.to_dict("records"), indent=4).encode() for name, part in sides.items()}
+    public |= {name.replace(".json", ".zip"): _zip(name, content) for name, content in public.items()}
+    public["sampleSubmission.csv"] = tables.to_csv(pd.DataFrame({"request_id": test["request_id"], TARGET: 0}))
+    return public, {"test.csv": tables.to_csv(answers(test))}
+
+
+def _zip(name: str, content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo(name), content)  # with a fixed date: the same bytes every time
+    return buffer.getvalue()
 
 
 def answers(hidden: pd.DataFrame) -> pd.DataFrame:

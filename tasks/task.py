@@ -1,6 +1,7 @@
 """What the rest of the project knows about a competition: its Schema, its Task, and the random stream of a twin."""
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,18 @@ from tasks.grading import GraderFault, InvalidSubmission
 
 @dataclass(frozen=True)
 class Schema:
-    """Public files and columns; those in numeric, text and categorical exist in train and test alike."""
+    """What a solution program needs to know: files, columns, what to predict and in which form.
+
+    Columns in numeric, text, categorical and codes exist in train and test alike. Submissions hold id_column and
+    target_columns, in this order and nothing else. What a cell of a target column is, by `prediction`:
+
+    - probability: of class 1; there is one target column, and train has it as 0/1 (or False/True)
+    - probabilities: of the class that the column stands for; there is a column per class, and rows sum to 1. Train has
+      either label_column with the names in `classes`, or, without label_column, the target columns themselves as 0/1
+    - label: one of `classes`, as in train
+    - value: a number within `bounds`; several target columns are several values
+    - span: a piece of the first text column
+    """
 
     train_file: str
     test_file: str
@@ -21,12 +33,24 @@ class Schema:
     file_format: str  # json (a list of records) | csv
     id_column: str
     target_columns: tuple[str, ...]
-    problem: str  # binary
-    prediction: str  # probability | label
+    problem: str  # binary | multiclass | ordinal | regression | span
+    prediction: str  # probability | probabilities | label | value | span
     numeric: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
     submission: str = "submission.csv"
+    codes: tuple[str, ...] = ()  # strings of one length in which each place has a meaning of its own
+    pair: tuple[str, ...] = ()  # the two text columns that are to be compared
+    classes: tuple[str | int, ...] = ()  # of multiclass and ordinal problems, in the order of the target columns
+    label_column: str = ""  # train's column of labels, where the target columns are not in train
+    bounds: tuple[float, float] = (-math.inf, math.inf)  # of the values to predict
+    image_files: tuple[str, ...] = ()  # paths of the JPEG image of a row of train and of test: "images/{id}.jpg"
+    geometry_files: tuple[str, ...] = ()  # the same for a text file of atoms: "train/{id}/geometry.xyz"
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """Return the columns of train that tell the answer."""
+        return (self.label_column,) if self.label_column else self.target_columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +63,7 @@ class Task:
     higher_is_better: bool
     best: float  # the metric's perfect value: reward 1
     worst: float  # reward -1
-    baseline: float  # score of a constant prediction
+    baseline: float  # score of a constant prediction, as in Metric
     public_dir: Path
     thresholds: dict[str, float]  # gold, silver, bronze, median; empty unless the data are the competition's own
     time_limit_s: float
