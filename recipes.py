@@ -213,8 +213,7 @@ class Recipe:
 
 def sample_recipe(schema: Schema, rng: random.Random, mistake_share: float) -> Recipe:
     """Draw a recipe. `mistake_share` of them carry a mistake. Raises ValueError for a schema that is not covered."""
-    if schema.problem == "span" and not (schema.text and schema.categorical):
-        raise ValueError("the demonstrations cover spans of a text that has a category; this schema lacks one of them")
+    _require_covered(schema)
     recipe = Recipe(
         **_sample_inputs(schema, rng),
         **_sample_output(schema, rng),
@@ -240,6 +239,17 @@ def improve_recipe(recipe: Recipe, schema: Schema, rng: random.Random, mistake_s
         fresh, names=recipe.names, helper=recipe.helper, features=features.features, select=features.select,
         vectorizer=features.vectorizer,
     )  # fmt: skip
+
+
+def _require_covered(schema: Schema) -> None:
+    if schema.problem == "span" and not (schema.text and schema.categorical):
+        raise ValueError("the demonstrations cover spans of a text that has a category; this schema lacks one of them")
+    inputs = (schema.numeric, schema.text, schema.categorical, schema.codes, schema.image_files, schema.geometry_files)
+    if not any(inputs):
+        raise ValueError("the demonstrations need columns or files to learn from; this schema has none")
+    sorted_classes = tuple(sorted(schema.classes)) == schema.classes
+    if schema.prediction == "probabilities" and schema.classes != schema.target_columns and not sorted_classes:
+        raise ValueError("the demonstrations need classes in sorted order, or target columns that are named after them")
 
 
 def _possible_mistakes(recipe: Recipe, schema: Schema) -> list[str]:
@@ -291,6 +301,8 @@ def _row_features(schema: Schema, kind: str, numeric: tuple[str, ...], rng: rand
         features = replace(features, look=look, side=side, crop=crop)
     if schema.geometry_files and rng.random() < 0.5:
         features = replace(features, places=rng.choice(PLACES), metals=rng.random() < 0.5)
+    if features == Features(numeric=(), text=(), derived=(), log=features.log):  # of a schema with nothing else
+        features = replace(features, categories=schema.categorical, codes=schema.codes)
     return features
 
 
@@ -325,11 +337,13 @@ def _word_features(rng: random.Random) -> Features:
 def _sample_output(schema: Schema, rng: random.Random) -> dict:
     """Draw the models and what becomes of their predictions."""
     output: dict = {}
-    regress = schema.problem == "regression" or (schema.problem == "ordinal" and rng.random() < 0.5)
+    grades = schema.problem == "ordinal" and all(isinstance(grade, int) for grade in schema.classes)
+    regress = schema.problem == "regression" or (grades and rng.random() < 0.5)
     if regress:
         output = {"regress": True, "log_target": schema.bounds == (0, math.inf) and rng.random() < 0.4}
     if schema.prediction == "probabilities":
-        styles = ["classes", "reindex", *(["sample"] if tuple(sorted(schema.classes)) == schema.classes else [])]
+        styles = ["classes", "reindex"] if schema.classes == schema.target_columns else []
+        styles += ["sample"] if tuple(sorted(schema.classes)) == schema.classes else []  # the order of predict_proba
         output = {"submit": rng.choice(styles), "smooth": rng.choice((0, 0.1, 0.3))}
     if schema.prediction == "span":
         output = {"keep": rng.choice(KEEP), "gaps": rng.random() < 0.2}

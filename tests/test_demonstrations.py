@@ -131,9 +131,31 @@ def interrupt(*_):
     raise KeyboardInterrupt
 
 
-def test_a_schema_that_is_not_covered_is_refused(pizza):
-    with pytest.raises(ValueError, match="category"):
-        sample_recipe(replace(pizza.schema, problem="span"), random.Random(0), 0.0)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"problem": "span"},
+        {"numeric": (), "text": ()},
+        {"problem": "multiclass", "prediction": "probabilities", "classes": (2, 1), "target_columns": ("two", "one")},
+    ],
+)
+def test_a_schema_that_is_not_covered_is_refused(change, pizza):
+    with pytest.raises(ValueError, match="the demonstrations"):
+        sample_recipe(replace(pizza.schema, **change), random.Random(0), 0.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"numeric": (), "text": (), "categorical": ("colour", "shape")},
+        {"text": (), "problem": "ordinal", "prediction": "label", "classes": ("bad", "good", "best")},
+        {"problem": "multiclass", "prediction": "probabilities", "classes": (1, 2), "target_columns": ("a", "b")},
+        {"problem": "regression", "prediction": "value", "target_columns": ("a", "b", "c"), "codes": ("k", "l")},
+    ],
+)
+def test_other_schemas_give_programs_that_parse_and_train(change, pizza):
+    for _, response in demonstrations(replace(pizza.schema, **change), 40):
+        assert trains_model(extract_program(response)), response
 
 
 def test_the_cache_is_used_keyed_by_what_it_depends_on_and_never_half_made(pizza, tmp_path, monkeypatch):
