@@ -1,151 +1,29 @@
 """Demonstrations: solution programs written by a generator from a task's schema, mistakes included.
 
-A Recipe says what a program does (features, models, validation, style, mistake); `render_program` writes it down. One
-recipe of a task and one `random.Random` give the same text everywhere. A share of the recipes carries one of the mistakes
-that people make, so that the supervised policy leaves reinforcement learning something to remove.
+recipes.py draws what a program does; `render_program` writes it down. A program is four blocks of lines: load, features,
+train, submit. One schema and one `random.Random` give the same text everywhere.
 """
 
 import random
 import re
-from dataclasses import dataclass, replace
 
-from prompts import Attempt
+from prompts import Attempt, find_runs, quoted
+from recipes import IMPORTS, MISTAKES, NAMES, Recipe, improve_recipe, sample_recipe
 from tasks import Schema
 
-# name of ... (train table, test table, features, test features, target, model, prediction, submission)
-NAMES = (
-    ("train", "test", "X", "X_test", "y", "model", "pred", "sub"),
-    ("train_df", "test_df", "X_train", "X_test", "y_train", "clf", "preds", "submission"),
-    ("tr", "te", "F", "F_te", "y", "est", "p", "out"),
-)
-IMPORTS = {  # a name in a program -> the statement that brings it
-    "np": "import numpy as np",
-    "pd": "import pandas as pd",
-    "TfidfVectorizer": "from sklearn.feature_extraction.text import TfidfVectorizer",
-    "CountVectorizer": "from sklearn.feature_extraction.text import CountVectorizer",
-    "StandardScaler": "from sklearn.preprocessing import StandardScaler",
-    "MinMaxScaler": "from sklearn.preprocessing import MinMaxScaler",
-    "QuantileTransformer": "from sklearn.preprocessing import QuantileTransformer",
-    "LogisticRegression": "from sklearn.linear_model import LogisticRegression",
-    "SGDClassifier": "from sklearn.linear_model import SGDClassifier",
-    "RandomForestClassifier": "from sklearn.ensemble import RandomForestClassifier",
-    "ExtraTreesClassifier": "from sklearn.ensemble import ExtraTreesClassifier",
-    "GradientBoostingClassifier": "from sklearn.ensemble import GradientBoostingClassifier",
-    "HistGradientBoostingClassifier": "from sklearn.ensemble import HistGradientBoostingClassifier",
-    "AdaBoostClassifier": "from sklearn.ensemble import AdaBoostClassifier",
-    "KNeighborsClassifier": "from sklearn.neighbors import KNeighborsClassifier",
-    "GaussianNB": "from sklearn.naive_bayes import GaussianNB",
-    "DecisionTreeClassifier": "from sklearn.tree import DecisionTreeClassifier",
-    "SVC": "from sklearn.svm import SVC",
-    "MLPClassifier": "from sklearn.neural_network import MLPClassifier",
-    "cross_val_score": "from sklearn.model_selection import cross_val_score",
-}
-MODELS = {  # constructor -> hyper-parameters and the values to draw from
-    "LogisticRegression": {"C": (0.03, 0.1, 0.3, 1, 3), "max_iter": (200, 500, 1000)},
-    "SGDClassifier": {"loss": ('"log_loss"',), "alpha": (0.0001, 0.001, 0.01)},
-    "RandomForestClassifier": {"n_estimators": (50, 100, 200), "min_samples_leaf": (1, 2, 3, 5), "max_depth": (4, 6, 8, None)},
-    "ExtraTreesClassifier": {"n_estimators": (50, 100, 200), "min_samples_leaf": (1, 2, 3, 5)},
-    "GradientBoostingClassifier": {"n_estimators": (30, 50, 100), "learning_rate": (0.03, 0.05, 0.1), "max_depth": (2, 3, 4)},
-    "HistGradientBoostingClassifier": {"max_iter": (50, 100), "learning_rate": (0.05, 0.1), "max_leaf_nodes": (4, 8, 15)},
-    "AdaBoostClassifier": {"n_estimators": (50, 100)},
-    "KNeighborsClassifier": {"n_neighbors": (3, 5, 9, 15, 25)},
-    "GaussianNB": {},
-    "DecisionTreeClassifier": {"max_depth": (2, 3, 4, 6)},
-    "SVC": {"C": (0.3, 1, 3), "probability": (True,)},
-    "MLPClassifier": {"hidden_layer_sizes": ("(16,)", "(32,)"), "max_iter": (200, 300)},
-}
-MISTAKES = {  # what people get wrong -> what the run says, in the words of reward.py
-    "import": "error: NameError: name 'np' is not defined",
-    "column": "error: KeyError: \"['n_words_total'] not in index\"",
-    "file": "error: FileNotFoundError: File test_data.json does not exist",
-    "transform": "error: ValueError: X has 200 features, but the model is expecting 400 features as input.",
-    "proba": "error: ValueError: Per-column arrays must each be 1-dimensional",
-    "fit": "error: NotFittedError: This instance is not fitted yet.",
-    "rename": "error: NameError: name 'te' is not defined",
-    "syntax": "error: SyntaxError: invalid syntax",
-    "header": "invalid submission: a column is missing",
-    "forget": "no submission: no submission.csv",
-    "label": "",  # class labels where probabilities are asked: valid, but worse
-}
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a program does, and how it is written."""
-
-    names: tuple[str, ...]
-    numeric: tuple[str, ...]  # columns used as numbers
-    text: tuple[str, ...]  # columns joined into one text
-    length_of: str  # text column whose characters and words become numbers, or "" for none
-    log: bool  # log1p of the numbers
-    scaler: str  # a constructor, or "" for none
-    vectorizer: str
-    models: tuple[str, ...]  # constructor calls; two are averaged
-    validate: bool
-    comments: bool
-    helper: bool  # features in a function that serves both tables
-    notebook: bool  # imports where they are first needed, instead of all at the top
-    mistake: str  # a key of MISTAKES, or "" for none
-
-
-def sample_recipe(schema: Schema, rng: random.Random, mistake_share: float) -> Recipe:
-    """Draw a recipe. `mistake_share` of them carry a mistake. Raises ValueError for a schema that is not covered yet."""
-    if schema.problem != "binary" or not schema.numeric:
-        raise ValueError(f"the demonstrations cover binary tasks with numeric columns; this one is {schema.problem}")
-    numeric = tuple(c for c in schema.numeric if rng.random() < 0.75) or schema.numeric[:1]
-    kind = rng.choice(("numeric", "text", "both", "both")) if schema.text else "numeric"
-    impossible = {"text": "column", "numeric": "transform"}.get(kind)
-    return Recipe(
-        names=rng.choice(NAMES),
-        numeric=(schema.numeric if rng.random() < 0.5 else numeric) if kind != "text" else (),
-        text=tuple(rng.sample(schema.text, rng.randint(1, len(schema.text)))) if kind != "numeric" else (),
-        length_of=rng.choice(schema.text) if schema.text and kind != "text" and rng.random() < 0.4 else "",
-        log=kind != "text" and rng.random() < 0.4,
-        scaler=rng.choice(("", "StandardScaler()", "MinMaxScaler()", "QuantileTransformer(n_quantiles=50)")),
-        vectorizer=_vectorizer(rng),
-        models=tuple(_model(rng) for _ in range(1 if rng.random() < 0.7 else 2)),
-        validate=rng.random() < 0.2,
-        comments=rng.random() < 0.3,
-        helper=rng.random() < 0.3,
-        notebook=rng.random() < 0.5,
-        mistake=rng.choice([m for m in MISTAKES if m != impossible]) if rng.random() < mistake_share else "",
-    )
-
-
-def improve_recipe(recipe: Recipe, schema: Schema, rng: random.Random, mistake_share: float) -> Recipe:
-    """Draw what an engineer would try next: another model, perhaps other features, perhaps a mistake of its own."""
-    fresh = sample_recipe(schema, rng, mistake_share)
-    features = fresh if rng.random() < 0.5 or fresh.mistake in ("column", "transform") else recipe
-    return replace(
-        fresh, names=recipe.names, helper=recipe.helper, numeric=features.numeric, text=features.text,
-        length_of=features.length_of, log=features.log, vectorizer=features.vectorizer,
-    )  # fmt: skip
-
-
-def _call(name: str, options: dict, rng: random.Random) -> str:
-    arguments = [f"{key}={rng.choice(values)}" for key, values in options.items() if rng.random() < 0.8 or key in _NEEDED]
-    return f"{name}({', '.join(arguments)})"
-
-
-_NEEDED = {"loss", "probability", "max_iter", "max_features", "n_estimators"}  # probabilities, convergence, speed
-
-
-def _model(rng: random.Random) -> str:
-    name = rng.choice(tuple(MODELS))
-    return _call(name, MODELS[name], rng)
-
-
-def _vectorizer(rng: random.Random) -> str:
-    options = {"max_features": (100, 200, 400), "ngram_range": ("(1, 1)", "(1, 2)"), "min_df": (1, 2, 3)}
-    name = rng.choice(("TfidfVectorizer", "TfidfVectorizer", "CountVectorizer"))
-    if name == "TfidfVectorizer":
-        options["sublinear_tf"] = (True,)
-    return _call(name, options, rng)
+SCORING = {  # what a validation prints
+    "binary": "roc_auc", "span": "roc_auc", "probabilities": "neg_log_loss", "label": "accuracy", "number": "r2",
+}  # fmt: skip
 
 
 def render_response(recipe: Recipe, schema: Schema, rng: random.Random) -> str:
     """Write the whole answer: one line of plan, then the program in a fenced block."""
-    parts = ((recipe.scaler or "plain", "numbers", recipe.numeric), (recipe.vectorizer, "text", recipe.text))
+    f = recipe.features
+    parts = (
+        (recipe.scaler or "plain", "numbers", f.numeric or f.derived), (recipe.vectorizer, "text", f.text),
+        (recipe.vectorizer, "words", f.words), ("OneHotEncoder", "categories", f.categories), ("ord", "codes", f.codes),
+        (recipe.scaler or "plain", "images", f.look), ("mean", "atoms", f.places),
+    )  # fmt: skip
     features = " and ".join(f"{tool.split('(')[0]} {what}" for tool, what, used in parts if used)
     models = " and ".join(model.split("(")[0] for model in recipe.models)
     return f"Plan: {features} with {models}.\n```python\n{render_program(recipe, schema, rng)}```"
@@ -155,7 +33,7 @@ def render_program(recipe: Recipe, schema: Schema, rng: random.Random) -> str:
     """Write the program of a recipe. `rng` only chooses where its mistake goes."""
     blocks = [
         ("load", _load(recipe, schema)),
-        ("features", _features(recipe)),
+        ("features", _word_rows(recipe, schema) if recipe.features.words else _features(recipe, schema)),
         ("train", _train(recipe, schema)),
         ("submit", _submit(recipe, schema)),
     ]
@@ -178,33 +56,110 @@ def _mentioned(code: str) -> list[str]:
     return [name for name in IMPORTS if re.search(rf"\b{name}\b", code)]
 
 
+# load
+
+
 def _load(r: Recipe, schema: Schema) -> list[str]:
-    train, test, _, _, y, *_ = r.names
+    train, test, *_ = r.names
     test_file = "test_data." + schema.file_format if r.mistake == "file" else schema.test_file
-    target = f'{y} = {train}["{schema.target_columns[0]}"]'
+    filled = '.fillna("")' if r.features.words else ""
     return [
-        f'{train} = pd.read_{schema.file_format}("{schema.train_file}")',
-        f'{test} = pd.read_{schema.file_format}("{test_file}")',
-        target + (".astype(int)" if schema.problem == "binary" else ""),
+        f"{train} = pd.read_{schema.file_format}({quoted(schema.train_file)}){filled}",
+        f"{test} = pd.read_{schema.file_format}({quoted(test_file)}){filled}",
+        _target(r, schema),
     ]
 
 
-def _features(r: Recipe) -> list[str]:
+def _target(r: Recipe, schema: Schema) -> str:
+    train, _, _, _, y, *_ = r.names
+    if schema.problem == "span":  # of each word: is it in the span?
+        text, span = (f"{train}[{quoted(c)}]" for c in (schema.text[0], schema.target_columns[0]))
+        return f"{y} = [w in s.split() for t, s in zip({text}, {span}) for w in t.split()]"
+    labels = schema.label_columns
+    target = f"{train}[{quoted(labels[0])}]" if len(labels) == 1 else f"{train}[{_list(labels)}]"
+    if schema.problem == "binary":
+        return f"{y} = {target}.astype(int)"
+    if len(labels) > 1 and not r.regress:
+        return f"{y} = {target}.idxmax(axis=1)"
+    return f"{y} = np.log1p({target})" if r.log_target else f"{y} = {target}"
+
+
+# features
+
+
+def _features(r: Recipe, schema: Schema) -> list[str]:
+    """Build one table of numbers per part, and put the parts side by side."""
     _, _, x, x_test, *_ = r.names
-    both = bool(r.numeric and r.text)
-    lines = []
-    if r.numeric:
-        lines += _numbers(r, *(("N", "N_test") if both else (x, x_test)))
-    if r.text:
-        lines += _text(r, *(("T", "T_test") if both else (x, x_test)))
-    if both:
-        lines += [f"{x} = np.hstack([N, T])", f"{x_test} = np.hstack([N_test, T_test])"]
-    return lines
+    f = r.features
+    writers = (
+        ("N", f.numeric or f.derived, _numbers), ("T", f.text, _text), ("C", f.categories, _categories), ("K", f.codes, _codes),
+        ("I", f.look, _images), ("G", f.places, _atoms),
+    )  # fmt: skip
+    parts = [(part, write) for part, used, write in writers if used]
+    if len(parts) == 1:
+        lines = parts[0][1](r, schema, x, x_test)
+    else:
+        lines = [line for part, write in parts for line in write(r, schema, part, f"{part}_test")]
+        names = [part for part, _ in parts]
+        lines += [f"{x} = np.hstack([{', '.join(names)}])"]
+        lines += [f"{x_test} = np.hstack([{', '.join(f'{name}_test' for name in names)}])"]
+    return lines if "N" in [part for part, _ in parts] or f.text else lines + _scale(r, x, x_test)
 
 
-def _text(r: Recipe, out: str, out_test: str) -> list[str]:
+def _scale(r: Recipe, out: str, out_test: str) -> list[str]:
+    if not r.scaler:
+        return []
+    return [f"scaler = {r.scaler}", f"{out} = scaler.fit_transform({out})", f"{out_test} = scaler.transform({out_test})"]
+
+
+def _numbers(r: Recipe, schema: Schema, out: str, out_test: str) -> list[str]:
     train, test, *_ = r.names
-    text = ' + " " + '.join(f'd["{c}"]' for c in r.text)
+    f = r.features
+    lines = []
+    if f.derived:
+        assignments = [f"    d[{quoted(name)}] = {expression}" for name, expression in f.derived]
+        bind = [f"    {f.bind}"] if f.bind else []
+        lines.append("\n".join([f"for d in ({train}, {test}):", *bind, *assignments]))
+    if r.select and r.mistake != "column":
+        lines.append(f'cols = list({test}.select_dtypes("number").columns.difference([{quoted(schema.id_column)}]))')
+    else:
+        columns = [*f.numeric, *(name for name, _ in f.derived)]
+        if r.mistake == "column":
+            columns[-1] += "_total"
+        lines.append(f"cols = {_list(columns)}")
+    value = "np.log1p(d[cols].clip(lower=0))" if f.log else "d[cols].fillna(0)"
+    if r.helper:
+        lines += [f"def numbers(d):\n    return {value}", f"{out} = numbers({train})", f"{out_test} = numbers({test})"]
+    else:
+        lines += [f"{out} = {value.replace('d[', train + '[')}", f"{out_test} = {value.replace('d[', test + '[')}"]
+    return lines + _scale(r, out, out_test)
+
+
+def _list(columns) -> str:
+    """Return an expression for a list of columns; runs of numbered ones are counted, not listed."""
+    singles, counted = [], []
+    for run in find_runs(tuple(columns)):
+        if len(run) == 1:
+            singles.append(quoted(run[0]))
+            continue
+        prefix, first = re.fullmatch(r"(.*?)([0-9]+)", run[0]).groups()
+        form = f":0{len(first)}" if first.startswith("0") and len(first) > 1 else ""
+        counted.append(f'[f"{prefix}{{i{form}}}" for i in range({int(first)}, {int(first) + len(run)})]')
+    return " + ".join([*([f"[{', '.join(singles)}]"] if singles or not counted else []), *counted])
+
+
+def _text(r: Recipe, schema: Schema, out: str, out_test: str) -> list[str]:
+    train, test, *_ = r.names
+    f = r.features
+    if f.combine and r.mistake != "transform":
+        a, b = (f"vec.transform(d[{quoted(c)}]).toarray()" for c in f.text)
+        value = f"abs({a} - {b})" if f.combine == "abs" else f"{a} {f.combine} {b}"
+        joined = ' + " " + '.join(f"{train}[{quoted(c)}]" for c in f.text)
+        return [
+            f"vec = {r.vectorizer}", f"vec.fit({joined})", f"pair = lambda d: {value}", f"{out} = pair({train})",
+            f"{out_test} = pair({test})",
+        ]  # fmt: skip
+    text = ' + " " + '.join(f"d[{quoted(c)}]" for c in f.text)
     call = "fit_transform" if r.mistake == "transform" else "transform"
     return [
         f"vec = {r.vectorizer}",
@@ -214,53 +169,176 @@ def _text(r: Recipe, out: str, out_test: str) -> list[str]:
     ]
 
 
-def _numbers(r: Recipe, out: str, out_test: str) -> list[str]:
+def _categories(r: Recipe, schema: Schema, out: str, out_test: str) -> list[str]:
     train, test, *_ = r.names
-    columns = list(r.numeric)
-    lines = []
-    if r.length_of:
-        lines += [
-            f"for d in ({train}, {test}):",
-            f'    d["n_chars"] = d["{r.length_of}"].str.len()',
-            f'    d["n_words"] = d["{r.length_of}"].str.split().str.len()',
-        ]
-        columns += ["n_chars", "n_words"]
-    if r.mistake == "column":
-        columns[-1] += "_total"
-    lines.append("cols = [" + ", ".join(f'"{c}"' for c in columns) + "]")
-    value = "np.log1p(d[cols].clip(lower=0))" if r.log else "d[cols].fillna(0)"
-    if r.helper:
-        lines += [f"def numbers(d):\n    return {value}", f"{out} = numbers({train})", f"{out_test} = numbers({test})"]
+    columns = _list(r.features.categories)
+    return [
+        'enc = OneHotEncoder(handle_unknown="ignore", sparse_output=False)',
+        f"{out} = enc.fit_transform({train}[{columns}])",
+        f"{out_test} = enc.transform({test}[{columns}])",
+    ]
+
+
+def _codes(r: Recipe, schema: Schema, out: str, out_test: str) -> list[str]:
+    train, test, *_ = r.names
+    letters = " + ".join(f"d[{quoted(c)}]" for c in r.features.codes)
+    return [
+        f"letters = lambda d: np.array([[ord(c) for c in code] for code in {letters}])",
+        f"{out} = letters({train})",
+        f"{out_test} = letters({test})",
+    ]
+
+
+def _images(r: Recipe, schema: Schema, out: str, out_test: str) -> list[str]:
+    side = r.features.side
+    middle = f"    im = im[{side // 5}:-{side // 5}, {side // 5}:-{side // 5}]\n" if r.features.crop else ""
+    look = (
+        "def look(path):\n"
+        f'    im = np.asarray(Image.open(path).convert("RGB").resize(({side}, {side}))) / 128\n'
+        f"{middle}    return {r.features.look}"
+    )
+    return [look, *_of_each_file(r, schema, "look", schema.image_files, out, out_test)]
+
+
+def _atoms(r: Recipe, schema: Schema, out: str, out_test: str) -> list[str]:
+    if r.features.metals:
+        table = '    rows = pd.read_csv(path, sep=" ", skiprows=6, header=None)\n'
+        xyz = f'{table}    xyz = rows[rows[4] != "O"][[1, 2, 3]].values\n'
     else:
-        lines += [f"{out} = {value.replace('d[', train + '[')}", f"{out_test} = {value.replace('d[', test + '[')}"]
-    if r.scaler:
-        lines += [f"scaler = {r.scaler}", f"{out} = scaler.fit_transform({out})", f"{out_test} = scaler.transform({out_test})"]
+        xyz = "    xyz = np.loadtxt(path, usecols=(1, 2, 3))[3:]\n"  # after three lattice vectors
+    places = f"def places(path):\n{xyz}    return {r.features.places}"
+    return [places, *_of_each_file(r, schema, "places", schema.geometry_files, out, out_test)]
+
+
+def _of_each_file(r: Recipe, schema: Schema, function: str, templates, out: str, out_test: str) -> list[str]:
+    """Call a function on the file of each row of train and test."""
+    lines = []
+    for name, table, template in zip((out, out_test), r.names, templates, strict=False):
+        path = template.rsplit(".", 1)[0] + ".png" if r.mistake == "path" else template
+        path = "f" + quoted(path.replace("{" + schema.id_column + "}", "{i}"))
+        lines.append(f"{name} = np.array([{function}({path}) for i in {table}[{quoted(schema.id_column)}]])")
     return lines
+
+
+def _word_rows(r: Recipe, schema: Schema) -> list[str]:
+    """A row per word of a text: what it is known by, counted."""
+    train, test, x, x_test, *_ = r.names
+    text, kind = (f"d[{quoted(c)}]" for c in (schema.text[0], schema.categorical[0]))
+    known = " ".join(r.features.words)
+    call = "fit_transform" if r.mistake == "transform" else "transform"
+    words = (
+        "def words(d):\n"
+        "    rows = []\n"
+        f"    for t, s in zip({text}, {kind}):\n"
+        '        w = ["", *t.lower().split(), ""]\n'
+        f'        rows += [f"{known}" for i in range(1, len(w) - 1)]\n'
+        "    return rows"
+    )
+    return [
+        words, f"vec = {r.vectorizer}", f"{x} = vec.fit_transform(words({train})).toarray()",
+        f"{x_test} = vec.{call}(words({test})).toarray()",
+    ]  # fmt: skip
+
+
+# train
 
 
 def _train(r: Recipe, schema: Schema) -> list[str]:
     _, _, x, x_test, y, model, pred, _ = r.names
     lines, predictions = [], []
-    method = "predict" if r.mistake == "label" else "predict_proba"
-    column = "" if r.mistake in ("label", "proba") else "[:, 1]"
+    averaged = len(r.models) > 1
+    method, column = _prediction(r, schema, averaged)
     for i, constructor in enumerate(r.models):
-        name = model if len(r.models) == 1 else f"{model}{i + 1}"
+        name = f"{model}{i + 1}" if averaged else model
         lines.append(f"{name} = {constructor}")
         if r.validate:
-            lines.append(f'print("cv", cross_val_score({name}, {x}, {y}, cv=3, scoring="roc_auc").mean())')
+            scoring = SCORING["number" if r.regress else schema.problem if schema.problem in SCORING else schema.prediction]
+            lines.append(f'print("cv", cross_val_score({name}, {x}, {y}, cv=3, scoring="{scoring}").mean())')
         if r.mistake != "fit":
             lines.append(f"{name}.fit({x}, {y})")
         predictions.append(f"{name}.{method}({x_test}){column}")
-    if len(predictions) == 1:
-        return [*lines, f"{pred} = {predictions[0]}"]
-    return [*lines, f"{pred} = ({' + '.join(predictions)}) / {len(predictions)}"]
+    lines.append(f"{pred} = ({' + '.join(predictions)}) / {len(predictions)}" if averaged else f"{pred} = {predictions[0]}")
+    return lines + _finish(r, schema, averaged)
+
+
+def _prediction(r: Recipe, schema: Schema, averaged: bool) -> tuple[str, str]:
+    """Return the method that predicts, and what is taken from its result."""
+    if r.regress or r.mistake in ("label", "labels"):
+        return "predict", ""
+    if schema.prediction == "label":
+        return ("predict_proba" if averaged or r.mistake == "proba" else "predict"), ""
+    return "predict_proba", "" if r.mistake == "proba" or schema.prediction == "probabilities" else "[:, 1]"
+
+
+def _finish(r: Recipe, schema: Schema, averaged: bool) -> list[str]:
+    """Turn the models' numbers into what is asked: grades, values within bounds, the likeliest class."""
+    *_, model, pred, _ = r.names
+    low, high = schema.bounds
+    lines = [f"{pred} = np.expm1({pred})"] if r.log_target else []
+    if r.regress and schema.prediction == "label" and r.mistake != "round":
+        lines.append(f"{pred} = np.clip(np.round({pred}), {low}, {high}).astype(int)")
+    elif r.regress and schema.prediction == "value" and low > float("-inf"):
+        lines.append(f"{pred} = np.clip({pred}, {low}, {high if high < float('inf') else None})")
+    elif schema.prediction == "label" and not r.regress and averaged and r.mistake != "proba":
+        lines.append(f"{pred} = {model}1.classes_[{pred}.argmax(axis=1)]")
+    elif r.smooth and r.mistake != "labels":
+        lines.append(f"{pred} = {1 - r.smooth} * {pred} + {r.smooth} / {pred}.shape[1]")
+    return lines
+
+
+# submit
 
 
 def _submit(r: Recipe, schema: Schema) -> list[str]:
+    *_, sub = r.names
+    lines = _spans(r, schema) if r.features.words else []
+    lines += _frame(r, schema) if r.submit == "frame" else _class_columns(r, schema)
+    return lines if r.mistake == "forget" else [*lines, f'{sub}.to_csv("submission.csv", index=False)']
+
+
+def _frame(r: Recipe, schema: Schema) -> list[str]:
     _, test, *_, pred, sub = r.names
-    target = "prediction" if r.mistake == "header" else schema.target_columns[0]
-    frame = f'{sub} = pd.DataFrame({{"{schema.id_column}": {test}["{schema.id_column}"], "{target}": {pred}}})'
-    return [frame] if r.mistake == "forget" else [frame, f'{sub}.to_csv("submission.csv", index=False)']
+    targets = schema.target_columns
+    if len(targets) == 1:
+        columns = {targets[0]: "spans" if r.features.words else pred}
+    else:
+        columns = {target: f"{pred}[:, {i}]" for i, target in enumerate(targets)}
+    if r.mistake == "header":
+        columns["prediction"] = columns.pop(targets[0])
+    cells = ", ".join(f"{quoted(name)}: {value}" for name, value in columns.items())
+    id_column = quoted(schema.id_column)
+    return [f"{sub} = pd.DataFrame({{{id_column}: {test}[{id_column}], {cells}}})"]
+
+
+def _class_columns(r: Recipe, schema: Schema) -> list[str]:
+    """Write a column of probabilities per class, in the order of the sample submission or under the classes' names."""
+    _, test, *_, model, pred, sub = r.names
+    sample, id_column = f"pd.read_csv({quoted(schema.sample_file)})", quoted(schema.id_column)
+    if r.submit == "sample":
+        columns = f"{sub}.columns[:-1]" if r.mistake == "header" else f"{sub}.columns[1:]"
+        return [f"{sub} = {sample}", f"{sub}[{columns}] = {pred}"]
+    classes = f"{model if len(r.models) == 1 else model + '1'}.classes_"
+    lines = [f"{sub} = pd.DataFrame({pred}, columns={classes})"]
+    if r.submit == "reindex":
+        lines.append(f"{sub} = {sub}.reindex(columns={sample}.columns, fill_value=0)")
+        given = f"{sub}[{id_column}] = {test}[{id_column}]"
+    else:
+        given = f"{sub}.insert(0, {id_column}, {test}[{id_column}])"
+    return lines if r.mistake == "header" else [*lines, given]
+
+
+def _spans(r: Recipe, schema: Schema) -> list[str]:
+    _, test, *_, pred, _ = r.names
+    span = '" ".join(w[i] for i in keep)' if r.gaps else '" ".join(w[keep[0] : keep[-1] + 1])'
+    loop = (
+        f"for t in {test}[{quoted(schema.text[0])}]:\n"
+        "    w = t.split()\n"
+        f"    q = {pred}[start : start + len(w)]\n"
+        "    start += len(w)\n"
+        f"    keep = [i for i in range(len(w)) if {r.keep}]\n"
+        f"    spans.append({span} if keep else t)"
+    )
+    return ["spans, start = [], 0", loop]
 
 
 def _break(program: str, recipe: Recipe, rng: random.Random) -> str:

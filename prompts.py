@@ -16,6 +16,9 @@ from tasks import Task
 
 PACKAGES = "numpy pandas scipy scikit-learn"
 SYSTEM = "You are a machine-learning engineer. Answer with a short plan and one Python code block."
+MIN_RUN = 4  # columns numbered one after the other that are named as first..last
+MAX_TARGETS = 20  # columns to predict that a brief prompt names
+MAX_LINE = 200  # characters of a line of the sample submission
 ANSWER = "\n### Answer\n"  # separates prompt and response where a tokenizer has no chat template
 
 
@@ -43,14 +46,46 @@ def build_prompt(task: Task, earlier: Attempt | None = None, *, brief: bool = Fa
 
 def _brief_lines(task: Task, memory_gib: float) -> list[str]:
     s = task.schema
-    columns = [("Numeric", s.numeric), ("Text", s.text), ("Categorical", s.categorical)]
+    columns = [("Numeric", s.numeric), ("Text", s.text), ("Categorical", s.categorical), ("Codes", s.codes), ("Pair", s.pair)]
+    labels = [("Label", (s.label_column,) if s.label_column else ()), ("Classes", s.classes if s.prediction == "label" else ())]
+    files = [("Images", dict.fromkeys(s.image_files)), ("Atoms", dict.fromkeys(s.geometry_files))]  # without repetition
+    targets = _abbreviate(s.target_columns)
+    if len(targets) > MAX_TARGETS:
+        targets = [f"the {len(s.target_columns)} columns of {s.sample_file}"]
     return [
         f"Task {task.name}: {s.problem}, metric {task.metric}",
         f"Files {s.train_file} {s.test_file} {s.sample_file}",
-        *(f"{kind} {' '.join(names)}" for kind, names in columns if names),
-        f"Submission submission.csv: {s.id_column} {' '.join(s.target_columns)} as {s.prediction}",
+        *(f"{kind} {' '.join(_abbreviate(names))}" for kind, names in columns if names),
+        *(f"{kind} {' '.join(map(str, names))}" for kind, names in (*labels, *files) if names),
+        f"Submission submission.csv: {s.id_column} {' '.join(targets)} as {s.prediction}",
         f"Limits {task.time_limit_s:g} s {memory_gib:g} GiB, {PACKAGES}",
     ]
+
+
+def find_runs(columns: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Group columns that are numbered one after the other (f_00 f_01 ...), at least MIN_RUN of them; others stay alone."""
+    runs: list[list[str]] = []
+    for column in columns:
+        if runs and column == _successor(runs[-1][-1]):
+            runs[-1].append(column)
+        else:
+            runs.append([column])
+    return [part for run in runs for part in ([tuple(run)] if len(run) >= MIN_RUN else [(column,) for column in run])]
+
+
+def _successor(column: str) -> str | None:
+    """Return the column numbered one higher: f_09 -> f_10, margin9 -> margin10; None if the name has no number at its end."""
+    numbered = re.fullmatch(r"([A-Za-z_]\w*?)([0-9]+)", column, re.ASCII)
+    return numbered and f"{numbered[1]}{str(int(numbered[2]) + 1).zfill(len(numbered[2]))}"
+
+
+def _abbreviate(columns: tuple[str, ...]) -> list[str]:
+    return [run[0] if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in find_runs(columns)]
+
+
+def quoted(text: str) -> str:
+    """Return a Python literal of the text, in double quotes where it has neither quotes nor backslashes."""
+    return f'"{text}"' if text.isprintable() and not {'"', "\\"} & {*text} else repr(text)
 
 
 def _full_lines(task: Task, memory_gib: float) -> list[str]:
@@ -61,7 +96,8 @@ def _full_lines(task: Task, memory_gib: float) -> list[str]:
         f"# Task: {task.name}", task.description.strip(), "",
         f"Metric: {task.metric} ({direction} is better).",
         "Files in the working directory:", *_preview(task), "",
-        f"Write your predictions for {s.test_file} to submission.csv, in the format of {s.sample_file}:", *sample, "",
+        f"Write your predictions for {s.test_file} to submission.csv, in the format of {s.sample_file}:",
+        *(line if len(line) <= MAX_LINE else line[:MAX_LINE] + " ..." for line in sample), "",
         f"Limits: {task.time_limit_s:g} s, {memory_gib:g} GiB of memory, one core, no network. Packages: {PACKAGES}.",
         "Write a short plan, then one complete Python program in a ```python block.",
     ]  # fmt: skip
@@ -69,14 +105,17 @@ def _full_lines(task: Task, memory_gib: float) -> list[str]:
 
 @functools.lru_cache(maxsize=16)  # two files are read and parsed; the same for every prompt of a task
 def _preview(task: Task) -> list[str]:
-    """List each table with its rows, columns, dtypes, and the first row, cells cut at 40 characters."""
+    """List each table with its rows, columns, dtypes, and the first row, cells cut at 40 characters; a run is one line."""
     lines = []
     for name in (task.schema.train_file, task.schema.test_file):
         path = task.public_dir / name
         table = pd.read_json(path) if path.suffix == ".json" else pd.read_csv(path)
         lines.append(f"- {name}: {len(table)} rows")
         first = table.iloc[0]
-        lines += [f"    {c} ({table[c].dtype}): {str(first[c])[:40]!r}" for c in table.columns]
+        for run, shown in zip(find_runs(tuple(table.columns)), _abbreviate(tuple(table.columns)), strict=True):
+            lines.append(f"    {shown} ({table[run[0]].dtype}): {str(first[run[0]])[:40]!r}")
+    for kind, paths in (("image", task.schema.image_files), ("atoms", task.schema.geometry_files)):
+        lines += [f"- {path}: the {kind} of a row" for path in dict.fromkeys(paths)]
     return lines
 
 

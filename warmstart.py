@@ -1,6 +1,7 @@
 """Warm start of the tiny policy: demonstrations -> tokenizer -> supervised fine-tuning -> the policy that RL starts from.
 
     python warmstart.py --task random-pizza        # makes it, or finds it in the cache, and prints a demonstration
+    python warmstart.py --task all                 # one policy for the twelve competitions
 
 The result is cached under $NANOMLE_CACHE or ~/.cache/nanomle, keyed by a hash of everything it depends on: the prompt, the
 schema, the settings, the sources of the code that makes it, the library versions. It is written aside and renamed, so a
@@ -14,6 +15,7 @@ import random
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,9 +30,9 @@ from transformers import PreTrainedTokenizerFast
 from demonstrations import sample_demonstration
 from model import Policy, build_tiny, load_policy, save_policy
 from prompts import build_prompt, encode_prompt
-from tasks import Task, load_task
+from tasks import Task, find_task, load_task, task_names
 
-SOURCES = ("demonstrations.py", "model.py", "prompts.py", "warmstart.py")
+SOURCES = ("demonstrations.py", "model.py", "prompts.py", "recipes.py", "warmstart.py")
 # Words with underscores stay whole, so that a column name is a token or two; digits stand alone, so that numbers can vary.
 WORDS = r" ?[A-Za-z_]+|\d| ?[^\w\s]+\n?|\s+|."
 
@@ -39,7 +41,7 @@ WORDS = r" ?[A-Za-z_]+|\d| ?[^\w\s]+\n?|\s+|."
 class WarmStart:
     """Settings of the warm start of the tiny policy."""
 
-    demonstrations: int = 3600
+    demonstrations: int = 3600  # of all tasks together
     improve_share: float = 0.25
     mistake_share: float = 0.85
     batch_size: int = 8
@@ -54,17 +56,20 @@ def cache_dir() -> Path:
     return Path(os.environ.get("NANOMLE_CACHE") or Path.home() / ".cache" / "nanomle")
 
 
-def load_warm_policy(task: Task, settings: WarmStart = WarmStart()) -> Policy:  # noqa: B008 (frozen)
-    """Return the warm-started tiny policy of a task, from the cache or made now (a few minutes on two cores).
+def load_warm_policy(task: Task | Sequence[Task], settings: WarmStart = WarmStart()) -> Policy:  # noqa: B008 (frozen)
+    """Return the warm-started tiny policy, from the cache or made now (a few minutes on two cores).
 
-    Raises OSError when the cache cannot be written, ValueError for a task that the demonstrations do not cover.
+    Of several tasks it is one policy, with as many demonstrations of each. Raises OSError when the cache cannot be written,
+    ValueError for a task that the demonstrations do not cover.
     """
-    target = cache_dir() / f"tiny-{task.name}-{_cache_key(task, settings)}"
+    tasks = [task] if isinstance(task, Task) else list(task)
+    name = tasks[0].name if len(tasks) == 1 else f"{len(tasks)}-tasks"
+    target = cache_dir() / f"tiny-{name}-{_cache_key(tasks, settings)}"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)  # before the work of minutes: it may be refused
         aside = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
         try:
-            save_policy(_build(task, settings), aside)
+            save_policy(_build(tasks, settings, name), aside)
             aside.rename(target)
         except OSError:
             if not target.exists():  # else another process finished first: its result is the same
@@ -74,20 +79,22 @@ def load_warm_policy(task: Task, settings: WarmStart = WarmStart()) -> Policy:  
     return load_policy(str(target))
 
 
-def _cache_key(task: Task, settings: WarmStart) -> str:
+def _cache_key(tasks: list[Task], settings: WarmStart) -> str:
     here = Path(__file__).parent
-    parts = [build_prompt(task, brief=True, memory_gib=settings.memory_gib), repr(task.schema), repr(asdict(settings))]
+    parts = [build_prompt(task, brief=True, memory_gib=settings.memory_gib) for task in tasks]
+    parts += [repr([task.schema for task in tasks]), repr(asdict(settings))]
     parts += [(here / name).read_text() for name in SOURCES]
     parts += [torch.__version__, transformers.__version__, tokenizers.__version__]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _build(task: Task, settings: WarmStart) -> Policy:
-    pairs = [_demonstration(task, settings, i) for i in range(settings.demonstrations)]
+def _build(tasks: list[Task], settings: WarmStart, label: str) -> Policy:
+    turns = range(settings.demonstrations)  # the tasks take turns
+    pairs = [_demonstration(tasks[i % len(tasks)], settings, i // len(tasks)) for i in turns]
     tokenizer = train_tokenizer([prompt + response for prompt, response in pairs[:2000]], settings.vocabulary)
     policy = build_tiny(tokenizer, settings.seed)
     examples = [encode_example(tokenizer, prompt, response) for prompt, response in pairs]
-    fine_tune(policy, examples, batch_size=settings.batch_size, learning_rate=settings.learning_rate, label=task.name)
+    fine_tune(policy, examples, batch_size=settings.batch_size, learning_rate=settings.learning_rate, label=label)
     return policy
 
 
@@ -180,17 +187,18 @@ def _optimizers(lm: torch.nn.Module, learning_rate: float) -> list[torch.optim.O
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("--task", default="random-pizza", help="name of the task")
+    parser.add_argument("--task", default="random-pizza", help="name of the task, or all")
     args = parser.parse_args(argv)
+    names = [name for name in task_names() if find_task(name).ID] if args.task == "all" else [args.task]
     with tempfile.TemporaryDirectory() as root:
         try:
-            task = load_task(args.task, Path(root), "reward")
-            policy = load_warm_policy(task)
+            tasks = [load_task(name, Path(root) / str(i), "reward") for i, name in enumerate(names)]
+            policy = load_warm_policy(tasks)
         except (ValueError, OSError) as error:
             print(f"warmstart.py: {error}", file=sys.stderr)
             return 2
     print(f"{sum(p.numel() for p in policy.lm.parameters()):,} parameters, {len(policy.tokenizer)} tokens")
-    print(_demonstration(task, WarmStart(), 0)[1])
+    print(_demonstration(tasks[0], WarmStart(), 0)[1])
     return 0
 
 

@@ -1,19 +1,22 @@
 """demonstrations.py and warmstart.py: real programs in many styles, a cache that is never half-made."""
 
 import ast
+import hashlib
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import warmstart
-from demonstrations import MISTAKES, render_program, sample_demonstration, sample_recipe
+from demonstrations import render_program, render_response, sample_demonstration
 from instrument import instrument, new_token
 from prompts import build_prompt, extract_program
+from recipes import MISTAKES, sample_recipe
 from reward import compute_reward, trains_model
 from sandbox import Sandbox
-from tasks import load_task
+from tasks import find_task, load_task, task_names
 from warmstart import WarmStart, encode_example, fine_tune, load_warm_policy, supervised_loss, train_tokenizer
 
 TINY_SETTINGS = WarmStart(demonstrations=24, vocabulary=400)
@@ -37,24 +40,66 @@ def test_programs_without_mistake_parse_train_a_model_and_come_back_from_the_res
         assert trains_model(program) and f"```python\n{program}```" in response
 
 
-@pytest.mark.parametrize("name", ["random-pizza", "hello-world"])
-def test_programs_without_mistake_are_valid_in_the_sandbox_and_reach_every_milestone(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("random-pizza", "31ad0a082f5ee4882024d95a7f5123cf4a1d2b18af15181f097b0c34c9c6d3f9"),
+        ("hello-world", "ec1442b8cc05271db8812bdfe121f56a350297ca41a64eb51606915963e9e71c"),
+    ],
+)
+def test_the_demonstrations_that_results_were_measured_with_stay_the_same(name, digest):
+    schema, shares = find_task(name).SCHEMA, {"improve_share": 0.25, "mistake_share": 0.85}
+    written = [repr(sample_demonstration(schema, random.Random(f"{name}/{i}"), **shares)) for i in range(200)]
+    assert hashlib.sha256("\0".join(written).encode()).hexdigest() == digest
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(1) as sandbox:
+        yield sandbox
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_programs_without_mistake_are_valid_in_the_sandbox_and_reach_every_milestone(name, sandbox, tmp_path):
     task = load_task(name, tmp_path, "reward", salt=b"test")
-    with Sandbox(2) as sandbox:
-        for i, (_, response) in enumerate(demonstrations(task.schema, 12)):
-            program, token = extract_program(response), new_token(str(i))
-            execution = sandbox.run(instrument(program, token)[0], task.public_dir, time_limit_s=60)
-            reward = compute_reward(task, program, execution, token)
-            assert reward.score is not None and not reward.penalties, (reward.reason, execution.stderr[-500:], program)
-            assert len(reward.milestones) == 7
+    for i, (_, response) in enumerate(demonstrations(task.schema, 3, seed=name)):
+        program, token = extract_program(response), new_token(str(i))
+        execution = sandbox.run(instrument(program, token)[0], task.public_dir, time_limit_s=60)
+        reward = compute_reward(task, program, execution, token)
+        assert reward.score is not None and not reward.penalties, (reward.reason, execution.stderr[-500:], program)
+        assert len(reward.milestones) == 7
+
+
+@pytest.mark.parametrize("name", [name for name in task_names() if find_task(name).ID])
+def test_several_families_of_models_and_most_mistakes_occur_in_programs_of_any_task(name):
+    schema = find_task(name).SCHEMA
+    recipes = [sample_recipe(schema, random.Random(i), 0.85) for i in range(400)]
+    assert len({model.split("(")[0] for recipe in recipes for model in recipe.models}) >= 5
+    assert len({recipe.mistake for recipe in recipes}) >= 9
+    for i, recipe in enumerate(recipes):
+        if recipe.mistake != "syntax":
+            ast.parse(render_program(recipe, schema, random.Random(i)))
+
+
+def test_awkward_column_names_are_quoted(pizza):
+    odd = ('say "hi"', "back\\slash", "two\nlines", "{i}1", "{i}2", "{i}3", "{i}4", "naïve")
+    schema = replace(pizza.schema, numeric=odd, id_column="it's", target_columns=('"',))
+    for i in range(30):
+        recipe = sample_recipe(schema, random.Random(i), 0.0)
+        program = extract_program(render_response(recipe, schema, random.Random(i)))
+        constants = {node.value for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Constant)}
+        assert {*recipe.features.numeric, "it's", '"'} <= constants
 
 
 @pytest.mark.parametrize("mistake", [m for m in MISTAKES if m != "label"])
-def test_every_mistake_makes_the_program_fail(mistake, pizza):
+def test_every_mistake_changes_the_program(mistake):
     rng = random.Random(mistake)
-    recipe = replace(sample_recipe(pizza.schema, rng, 0.0), mistake="", numeric=pizza.schema.numeric, text=pizza.schema.text)
-    good = render_program(recipe, pizza.schema, random.Random(0))
-    bad = render_program(replace(recipe, mistake=mistake), pizza.schema, random.Random(0))
+    name = {"labels": "plant-pathology", "path": "plant-pathology", "round": "essay-scoring"}.get(mistake, "random-pizza")
+    schema = find_task(name).SCHEMA
+    recipes = (sample_recipe(schema, rng, 1.0) for _ in range(1000))
+    recipe = next(recipe for recipe in recipes if recipe.mistake == mistake)
+    good = render_program(replace(recipe, mistake=""), schema, random.Random(0))
+    bad = render_program(recipe, schema, random.Random(0))
     assert bad != good
 
 
@@ -86,9 +131,31 @@ def interrupt(*_):
     raise KeyboardInterrupt
 
 
-def test_a_schema_that_is_not_covered_is_refused(pizza):
-    with pytest.raises(ValueError, match="binary"):
-        sample_recipe(replace(pizza.schema, problem="regression"), random.Random(0), 0.0)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"problem": "span"},
+        {"numeric": (), "text": ()},
+        {"problem": "multiclass", "prediction": "probabilities", "classes": (2, 1), "target_columns": ("two", "one")},
+    ],
+)
+def test_a_schema_that_is_not_covered_is_refused(change, pizza):
+    with pytest.raises(ValueError, match="the demonstrations"):
+        sample_recipe(replace(pizza.schema, **change), random.Random(0), 0.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"numeric": (), "text": (), "categorical": ("colour", "shape")},
+        {"text": (), "problem": "ordinal", "prediction": "label", "classes": ("bad", "good", "best")},
+        {"problem": "multiclass", "prediction": "probabilities", "classes": (1, 2), "target_columns": ("a", "b")},
+        {"problem": "regression", "prediction": "value", "target_columns": ("a", "b", "c"), "codes": ("k", "l")},
+    ],
+)
+def test_other_schemas_give_programs_that_parse_and_train(change, pizza):
+    for _, response in demonstrations(replace(pizza.schema, **change), 40):
+        assert trains_model(extract_program(response)), response
 
 
 def test_the_cache_is_used_keyed_by_what_it_depends_on_and_never_half_made(pizza, tmp_path, monkeypatch):
@@ -103,6 +170,17 @@ def test_the_cache_is_used_keyed_by_what_it_depends_on_and_never_half_made(pizza
         patch.setattr(warmstart, "_build", lambda *_: pytest.fail("built again"))
         again = load_warm_policy(pizza, TINY_SETTINGS)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
-    keys = {warmstart._cache_key(t, s) for t in (pizza, replace(pizza, name="x")) for s in (TINY_SETTINGS, WarmStart())}
+    keys = {warmstart._cache_key([t], s) for t in (pizza, replace(pizza, name="x")) for s in (TINY_SETTINGS, WarmStart())}
     assert len(keys) == 4
     assert "random-pizza" in build_prompt(pizza, brief=True)
+
+
+def test_one_policy_learns_several_tasks_evenly(pizza, tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOMLE_CACHE", str(tmp_path))
+    spooky = load_task("spooky-author", tmp_path / "spooky", "reward")
+    seen = []
+    monkeypatch.setattr(warmstart, "_demonstration", lambda task, _, i: (seen.append(task.name) or f"{task.name} {i}", "x"))
+    policy = load_warm_policy([pizza, spooky], TINY_SETTINGS)
+    assert seen.count("random-pizza") == seen.count("spooky-author") == 12
+    assert load_warm_policy((pizza, spooky), TINY_SETTINGS).lm.config.vocab_size == len(policy.tokenizer)
+    assert [path.name.rsplit("-", 1)[0] for path in Path(tmp_path).glob("tiny-*")] == ["tiny-2-tasks"]

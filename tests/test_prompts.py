@@ -1,8 +1,12 @@
 """prompts.py: what prompts say, and which part of a response is the program (case 32)."""
 
+import ast
+
 import pytest
 
-from prompts import Attempt, build_prompt, encode_prompt, extract_program
+from prompts import Attempt, build_prompt, encode_prompt, extract_program, find_runs, quoted
+from tasks import find_task, load_task, task_names
+from warmstart import train_tokenizer
 
 CODE = "import pandas as pd\nprint(1)"
 FENCED_DOCSTRING = 'def f():\n    """Use it:\n    ```python\n    f()\n    ```\n    """\n    return 1\nprint(f())'
@@ -76,3 +80,30 @@ def test_a_chat_template_is_used_where_there_is_one(tokenizer):
     text = chat.decode(encode_prompt(chat, "hello"))
     assert text.endswith("<user>hello<go>") and text.startswith("<system>")
     assert tokenizer.decode(encode_prompt(tokenizer, "hello")) == "hello\n### Answer\n"
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_the_prompts_of_every_task_are_short_and_name_what_a_program_needs(name, tmp_path):
+    task, schema = load_task(name, tmp_path, "reward"), find_task(name).SCHEMA
+    brief, full = build_prompt(task, brief=True), build_prompt(task)
+    tokenizer = train_tokenizer([brief], 1536)  # as good as one trained on many demonstrations
+    assert len(encode_prompt(tokenizer, brief)) <= 150
+    assert len(full) < 9000 and max(map(len, full.splitlines())) < 400
+    files = (schema.train_file, schema.test_file, schema.sample_file, *schema.image_files, *schema.geometry_files)
+    for fact in (schema.id_column, *files, *schema.text, *schema.categorical, *schema.codes, schema.label_column):
+        assert fact in brief and fact in full, fact
+
+
+def test_runs_of_numbered_columns_are_named_by_their_ends(tmp_path):
+    brief = build_prompt(load_task("leaf-classification", tmp_path, "reward"), brief=True)
+    assert "Numeric margin1..margin64 shape1..shape64 texture1..texture64\n" in brief
+    assert "id the 99 columns of sample_submission.csv as probabilities" in brief and "Acer_Mono" not in brief
+    columns = ("f_08", "f_09", "f_10", "f_11", "f_13", "a9", "a10", "a11", "a12", "x", "2", "3", "4", "5")
+    runs = [("f_08", "f_09", "f_10", "f_11"), ("f_13",), ("a9", "a10", "a11", "a12"), ("x",), ("2",), ("3",), ("4",), ("5",)]
+    assert find_runs(columns) == runs
+
+
+@pytest.mark.parametrize("text", ["plain_1", "naïve word", 'a"b', "a\\b", "a\nb", "it's", "", '"'])
+def test_quoted_is_the_literal_of_any_text(text):
+    assert ast.literal_eval(quoted(text)) == text
+    assert quoted("plain_1") == '"plain_1"'
