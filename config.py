@@ -20,7 +20,7 @@ from checkpoint import UsageError, latest_checkpoint
 from duration import COLLECT_MODES, MODES
 from model import is_tiny
 from sandbox import CLOCKS, InfraError
-from tasks import find_task
+from tasks import expand_names
 
 
 def option(default, help_text: str, choices: tuple | None = None):
@@ -32,7 +32,7 @@ class Config:
     """Every knob of a run. None means: by the kind of model, see TINY and LANGUAGE_MODEL below."""
 
     # task and model
-    task: str = option("random-pizza", "name of the task (python -m tasks list)")
+    task: str = option("random-pizza", "name of the task (python -m tasks list), several with commas, or all: the twelve")
     data_dir: str | None = option(None, "folder of the real data in MLE-bench's layout; without it, the micro twin")
     model: str | None = option(None, "'tiny', or a Hugging Face causal LM by name or directory")
     demonstrations: int = option(3600, "programs that the tiny policy is warm-started on")
@@ -142,7 +142,9 @@ def _resumed_config(run_dir: Path, given: dict) -> Config:
     if changed:
         raise UsageError(f"{flag(changed[0])} {given[changed[0]]}: the run has {getattr(stored, changed[0])}; "
                          "a resumed run keeps its settings, only --steps may change")  # fmt: skip
-    latest_checkpoint(run_dir)
+    done = int(latest_checkpoint(run_dir).name.removeprefix("step_"))
+    if given.get("steps", done) < done:
+        raise UsageError(f"--steps {given['steps']}: the run has done {done} steps already")
     return resolve(dataclasses.replace(stored, run_dir=str(run_dir), steps=given.get("steps", stored.steps)))
 
 
@@ -159,7 +161,7 @@ def resolve(config: Config) -> Config:
     if config.task.endswith(".py"):  # a task's file: found again on resume, from another folder too
         config = dataclasses.replace(config, task=str(Path(config.task).absolute()))
     try:
-        find_task(config.task)
+        expand_names(config.task)
     except ValueError as error:
         raise UsageError(f"--task {config.task}: {error}") from error
     for name, (holds, words) in RULES.items():

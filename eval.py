@@ -16,18 +16,19 @@ import argparse
 import json
 import math
 import statistics
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from checkpoint import UsageError, latest_checkpoint, load_checkpoint_policy, load_secret, write_atomically
-from config import Config, run_main, usage_error
+from config import Config, resolve, run_main, usage_error
 from model import Policy
 from ranks import device
 from reward import grade
-from rollout import Collector, Episode, ImprovementPool
+from rollout import Collector, Episode
 from sandbox import InfraError
 from tasks import Task
-from train import build_collector, build_sandbox, load_run_task, set_threads
+from train import build_collector, build_sandbox, load_run_tasks, load_start, set_threads
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -68,7 +69,7 @@ def run_on_test(collector: Collector, task: Task, episodes: list[Episode]) -> li
 
 
 def evaluate_policy(policy: Policy, collector: Collector, test_task: Task | None, n: int) -> tuple[dict, str | None]:
-    """Return the statistics of n programs on val (and test), and the program that is best on val."""
+    """Return the statistics of n programs on val (and test) of the collector's task, and the program that is best on val."""
     episodes = collector.collect(policy, range(n))
     if not episodes:
         raise InfraError("no program could be run")
@@ -76,7 +77,7 @@ def evaluate_policy(policy: Policy, collector: Collector, test_task: Task | None
     val = [e.reward.score for e in episodes]
     # Penalised programs (a constant, no model) may not be chosen: reward, not score, orders the samples.
     order = [e.reward.total for e in episodes]
-    result["val"] = summarise(collector.task, order, val)
+    result["val"] = summarise(collector.tasks[0], order, val)
     if test_task is not None:
         result["test"] = summarise(test_task, order, run_on_test(collector, test_task, episodes))
     best = episodes[best_index(order)]
@@ -161,8 +162,8 @@ def plot_curves(run_dir: Path) -> Path:
     return path
 
 
-def evaluate_run(run_dir: Path, samples: int, split: str) -> dict:
-    """Evaluate both policies of a run; write eval.json, selected.py and curves.png."""
+def evaluate_run(run_dir: Path, samples: int, split: str) -> None:
+    """Evaluate both policies of a run on each of its tasks; write eval.json, the selected programs and curves.png."""
     try:
         config = Config(**json.loads((run_dir / "config.json").read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -170,34 +171,61 @@ def evaluate_run(run_dir: Path, samples: int, split: str) -> dict:
     checkpoint = latest_checkpoint(run_dir)
     read_metrics(run_dir)  # before the work of minutes
     set_threads(config)
-    val_task = load_run_task(config, run_dir, "reward")
-    test_task = load_run_task(config, run_dir, "test") if split == "test" else None
-    result = {"task": val_task.name, "data": val_task.data, "metric": val_task.metric, "temperature": config.temperature}
+    val_tasks = load_run_tasks(config, run_dir, "reward")
+    test_tasks = load_run_tasks(config, run_dir, "test") if split == "test" else [None] * len(val_tasks)
+    results = [{"task": t.name, "data": t.data, "metric": t.metric, "temperature": config.temperature} for t in val_tasks]
     with build_sandbox(config) as sandbox:
-        collector = build_collector(config, val_task, sandbox, load_secret(run_dir), ImprovementPool())
-        collector = replace(collector, seed=f"{config.seed}/eval", improve_frac=0.0)
+        collector = build_collector(config, val_tasks, sandbox, load_secret(run_dir))
         for name, directory in (("start", run_dir / "step_0"), ("trained", checkpoint)):
-            print(f"{name}: {samples} programs from {directory} ...", flush=True)
-            result[name], selected = evaluate_policy(load_checkpoint_policy(directory, device()), collector, test_task, samples)
-    write_atomically(run_dir / "eval.json", json.dumps(result, indent=2) + "\n")
-    print(f"\nThe trained policy's program that is best on val:\n\n{selected or '(none is valid)'}")
-    if selected:
-        write_atomically(run_dir / "selected.py", selected)
-    print(f"{table(result)}\n\nall numbers: {run_dir / 'eval.json'}")
-    print(f"curves: {plot_curves(run_dir)}")
-    return result
+            policy = load_checkpoint_policy(directory, device())
+            for val_task, test_task, result in zip(val_tasks, test_tasks, results, strict=True):
+                print(f"{name}: {samples} programs for {val_task.name} from {directory} ...", flush=True)
+                single = replace(collector, tasks=[val_task], seed=f"{config.seed}/eval", improve_frac=0.0)
+                result[name], result["selected"] = evaluate_policy(policy, single, test_task, samples)
+    for result in results:
+        selected, suffix = result.pop("selected"), f"_{result['task']}" if len(results) > 1 else ""
+        print(f"\nThe trained policy's program that is best on val:\n\n{selected or '(none is valid)'}")
+        if selected:
+            write_atomically(run_dir / f"selected{suffix}.py", selected)
+        print(table(result))
+    written = results[0] if len(results) == 1 else {"tasks": results}
+    write_atomically(run_dir / "eval.json", json.dumps(written, indent=2) + "\n")
+    print(f"\nall numbers: {run_dir / 'eval.json'}\ncurves: {plot_curves(run_dir)}")
+
+
+def evaluate_zero_shot(name: str, model: str | None, samples: int) -> None:
+    """Say whether a policy that was not trained on a task writes at least one valid program: is it worth training on?"""
+    with tempfile.TemporaryDirectory() as folder:
+        config = resolve(Config(task=name, model=model, run_dir=folder, improve_frac=0.0))
+        set_threads(config)
+        tasks = load_run_tasks(config, Path(folder), "reward")
+        policy = load_start(config, tasks)
+        with build_sandbox(config) as sandbox:
+            collector = build_collector(config, tasks, sandbox, load_secret(Path(folder)))
+            for task in tasks:
+                result, _ = evaluate_policy(policy, replace(collector, tasks=[task]), None, samples)
+                valid = round(result["val"]["valid_frac"] * result["n"])
+                verdict = "can be trained on" if valid else "nothing to start from: more demonstrations, or another model"
+                print(f"{task.name}: {valid} of {result['n']} valid, mean reward {result['mean_reward']:.3f}: {verdict}")
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.error = usage_error
-    parser.add_argument("run", type=Path, help="folder of a run")
+    parser.add_argument("run", type=Path, nargs="?", help="folder of a run")
+    parser.add_argument("--zero-shot", metavar="TASK", help="instead of a run: is a program of the untrained policy valid?")
+    parser.add_argument("--model", help="with --zero-shot: as in train.py")
     parser.add_argument("--samples", type=int, default=128, help="programs per policy (128)")
     parser.add_argument("--split", choices=("val", "test"), default="test", help="val leaves the private split alone (test)")
     args = parser.parse_args(argv)
     if args.samples < 1:
         raise UsageError(f"--samples {args.samples} must be positive")
-    evaluate_run(args.run, args.samples, args.split)
+    if (args.run is None) == (args.zero_shot is None):
+        raise UsageError("give either the folder of a run or --zero-shot TASK")
+    if args.zero_shot is not None:
+        evaluate_zero_shot(args.zero_shot, args.model, args.samples)
+    else:
+        evaluate_run(args.run, args.samples, args.split)
     return 0
 
 

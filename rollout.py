@@ -13,7 +13,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 
@@ -139,11 +139,11 @@ class Run:
 class Collector:
     """Turn a policy into episodes. Owns no process: the sandbox is the caller's."""
 
-    task: Task
+    tasks: Sequence[Task]  # each prompt is of one of them, drawn
     sandbox: Sandbox
     seed: int | str
     secret: bytes  # milestone markers are drawn from it, so that no program can print them
-    pool: ImprovementPool
+    pools: dict[str, ImprovementPool]  # by task
     temperature: float
     max_prompt_tok: int
     max_new_tok: int
@@ -179,24 +179,24 @@ class Collector:
             run.future.set_result(NO_PROGRAM)
             return
         instrumented, _ = instrument(run.program, self._token(run.index))
-        seed, limit = self.sample_seed(run.index), self.task.time_limit_s
-        run.future = self.sandbox.submit(instrumented, self.task.public_dir, time_limit_s=limit, seed=seed)
+        task, seed = self.task_of(run.index), self.sample_seed(run.index)
+        run.future = self.sandbox.submit(instrumented, task.public_dir, time_limit_s=task.time_limit_s, seed=seed)
         run.future.add_done_callback(lambda _: setattr(run, "ended_at", time.monotonic()))
 
     def finish(self, runs: list[Run]) -> list[Episode]:
         """Wait for the runs and reward them; those that failed by our own fault are left out, with a line on stderr."""
         episodes = []
         for run in runs:
-            token, execution = self._token(run.index), run.future.result()
+            task, token, execution = self.task_of(run.index), self._token(run.index), run.future.result()
             try:
-                reward = compute_reward(self.task, run.program or "", execution, token, **self.reward_options)
+                reward = compute_reward(task, run.program or "", execution, token, **self.reward_options)
             except InfraError as error:
                 print(f"left out of the batch: program {run.index}: {error}", file=sys.stderr)
                 continue
             episodes.append(
                 Episode(
                     index=run.index,
-                    task=self.task.name,
+                    task=task.name,
                     kind=run.kind,
                     prompt_ids=run.prompt_ids,
                     response_ids=run.generation.ids,
@@ -212,15 +212,15 @@ class Collector:
         return episodes
 
     def _prompt(self, tokenizer, index: int) -> tuple[str, list[int]]:
-        rng = random.Random(f"{self.seed}/prompt/{index}")
-        earlier = self.pool.draw(rng) if rng.random() < self.improve_frac else None
+        task, rng = self.task_of(index), random.Random(f"{self.seed}/prompt/{index}")
+        earlier = self.pools[task.name].draw(rng) if rng.random() < self.improve_frac else None
         for kind, attempt in (("improve", earlier), ("scratch", None)):
             if kind == "improve" and attempt is None:
                 continue
-            ids = encode_prompt(tokenizer, build_prompt(self.task, attempt, brief=self.brief, memory_gib=self.memory_gib))
+            ids = encode_prompt(tokenizer, build_prompt(task, attempt, brief=self.brief, memory_gib=self.memory_gib))
             if len(ids) <= self.max_prompt_tok:  # a program too long to show gives way to a prompt from scratch
                 return kind, ids
-        raise ValueError(f"the prompt of {self.task.name} has {len(ids)} tokens: raise --max-prompt-tok {self.max_prompt_tok}")
+        raise ValueError(f"the prompt of {task.name} has {len(ids)} tokens: raise --max-prompt-tok {self.max_prompt_tok}")
 
     def _generate(self, policy: Policy, prompts: list[list[int]], indices: list[int]) -> list[Generation]:
         responses = []
@@ -233,6 +233,9 @@ class Collector:
                 max_new_tok=self.max_new_tok, temperature=self.temperature,
             )  # fmt: skip
         return responses
+
+    def task_of(self, index: int) -> Task:
+        return self.tasks[random.Random(f"{self.seed}/task/{index}").randrange(len(self.tasks))]
 
     def sample_seed(self, index: int) -> int:
         return int.from_bytes(hashlib.sha256(f"{self.seed}/sample/{index}".encode()).digest()[:4], "big")
@@ -251,7 +254,7 @@ def _without_stop(generation: Generation) -> list[int]:
 @torch.no_grad()
 def to_experience(
     episodes: list[Episode], policy: Policy, reference: Policy, *, temperature: float, micro_batch_tok: int,
-    policy_version: int = 0, inverse_inclusion: list[float] | None = None,
+    policy_version: int = 0, inverse_inclusion: list[float] | None = None, task_names: Sequence[str] = (),
 ) -> ppo.Experience:  # fmt: skip
     """Lay episodes out as right-padded (B, T) tensors, with the values of `policy` and log-probabilities of `reference`.
 
@@ -289,7 +292,7 @@ def to_experience(
         tokens=tokens, action_mask=action_mask, behaviour_logprobs=behaviour_logprobs, proximal_logprobs=proximal_logprobs,
         reference_logprobs=reference_logprobs, values=values, rewards=rewards.to(device),
         durations=torch.tensor([e.execution.duration_s for e in episodes], dtype=torch.float32, device=device),
-        task_index=torch.zeros(len(episodes), dtype=torch.long, device=device),
+        task_index=torch.tensor([[*task_names, e.task].index(e.task) for e in episodes], dtype=torch.long, device=device),
         failed=torch.tensor([e.reward.score is None for e in episodes], dtype=torch.bool, device=device),
         inverse_inclusion=torch.tensor(inverse_inclusion or [1.0] * len(episodes), device=device),
     )  # fmt: skip

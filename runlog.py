@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from tasks import Task
 HEADER = "  step |  reward | valid |  best | milest |    Δt s |    kl |  clip | entropy |  tok/s |   eta"
 
 
-def episode_metrics(episodes: list[Episode], task: Task, batch_size: int, policy_version: int) -> dict[str, float]:
+def episode_metrics(episodes: list[Episode], tasks: Sequence[Task], batch_size: int, policy_version: int) -> dict[str, float]:
     """Summarise a batch of episodes. Fractions are of all that were collected; score metrics of the valid ones."""
     n = len(episodes)
     valid = [e for e in episodes if e.reward.score is not None]
@@ -38,9 +39,15 @@ def episode_metrics(episodes: list[Episode], task: Task, batch_size: int, policy
         "duration/median_s": float(np.median(durations)),
         "duration/max_s": float(durations.max()),
     }
-    if valid:
-        better = scores.max() if task.higher_is_better else scores.min()
+    if valid and len(tasks) == 1:  # scores of different tasks do not add up
+        better = scores.max() if tasks[0].higher_is_better else scores.min()
         metrics |= {"rollout/score_mean": float(scores.mean()), "rollout/score_best": float(better)}
+    for task in tasks if len(tasks) > 1 else ():
+        own = [e for e in episodes if e.task == task.name]
+        scored = [e.reward.score for e in own if e.reward.score is not None]
+        metrics |= {f"task/{task.name}/reward": float(np.mean([e.reward.total for e in own]))} if own else {}
+        metrics |= {f"task/{task.name}/valid_frac": len(scored) / len(own)} if own else {}
+        metrics |= {f"task/{task.name}/score_mean": float(np.mean(scored))} if scored else {}
     metrics |= {f"milestone/{name}": sum(name in e.reward.milestones for e in episodes) / n for name in MILESTONES}
     for name in ("setup_s", "queue_s", "run_delay_s"):
         metrics[f"sandbox/{name}"] = float(np.mean([getattr(e.execution, name) for e in episodes]))

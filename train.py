@@ -36,21 +36,25 @@ from rollout import Collector, ImprovementPool, to_experience
 from runlog import RunLog, episode_metrics
 from sandbox import InfraError, Sandbox, describe_status, usable_cores
 from stream import Stream
-from tasks import Task, load_task
+from tasks import Task, expand_names, load_task
 from warmstart import WarmStart, cache_dir, load_warm_policy
 
 # ------------------------------------------------------------------------------------------------------------------ set-up
 
 
-def load_run_task(config: Config, run_dir: Path, split: str) -> Task:
-    """Return the run's task for one split, public files under <run>/public/. Raises UsageError."""
+def load_run_tasks(config: Config, run_dir: Path, split: str) -> list[Task]:
+    """Return the run's tasks for one split; public files in <run>/public/, of several tasks in folders. Raises UsageError."""
     data_dir = Path(config.data_dir) if config.data_dir else None
-    try:
-        return load_task(config.task, run_dir / "public", split, seed=config.seed, salt=checkpoint.load_secret(run_dir),
-                         data_dir=data_dir, time_limit_s=config.time_limit_s)  # fmt: skip
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        reason = str(error).replace("\n", " ")
-        raise UsageError(f"the data of {config.task} cannot be used: {reason}") from error
+    names, tasks = expand_names(config.task), []
+    for name in names:
+        root = run_dir / "public" / (Path(name).stem if len(names) > 1 else "")
+        try:
+            tasks.append(load_task(name, root, split, seed=config.seed, salt=checkpoint.load_secret(run_dir),
+                                   data_dir=data_dir, time_limit_s=config.time_limit_s))  # fmt: skip
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            reason = str(error).replace("\n", " ")
+            raise UsageError(f"the data of {name} cannot be used: {reason}") from error
+    return tasks
 
 
 def open_run(config: Config, is_new: bool) -> Path:
@@ -66,7 +70,7 @@ def open_run(config: Config, is_new: bool) -> Path:
     return run_dir
 
 
-def load_start(config: Config, task: Task) -> Policy:
+def load_start(config: Config, tasks: list[Task]) -> Policy:
     """Return the policy that training starts from. Raises UsageError for an unknown model."""
     try:
         if config.max_prompt_tok + config.max_new_tok > (context := context_tok(config.model)):
@@ -74,7 +78,7 @@ def load_start(config: Config, task: Task) -> Policy:
                              f"{config.model} reads at most {context} tokens in all")  # fmt: skip
         if config.model == "tiny":
             settings = WarmStart(demonstrations=config.demonstrations, memory_gib=config.memory_gib)
-            policy = load_warm_policy(task, settings).to(device())
+            policy = load_warm_policy(tasks, settings).to(device())
         else:
             policy = load_policy(config.model, device())
     except ValueError as error:
@@ -83,10 +87,11 @@ def load_start(config: Config, task: Task) -> Policy:
         raise UsageError(
             f"$NANOMLE_CACHE {cache_dir()} cannot be used ({error}); set it to a folder that can be written"
         ) from error
-    prompt = build_prompt(task, brief=is_tiny(config.model), memory_gib=config.memory_gib)
-    length = len(encode_prompt(policy.tokenizer, prompt))
-    if length > config.max_prompt_tok:
-        raise UsageError(f"--max-prompt-tok {config.max_prompt_tok}: the prompt of {task.name} has {length} tokens")
+    for task in tasks:
+        prompt = build_prompt(task, brief=is_tiny(config.model), memory_gib=config.memory_gib)
+        length = len(encode_prompt(policy.tokenizer, prompt))
+        if length > config.max_prompt_tok:
+            raise UsageError(f"--max-prompt-tok {config.max_prompt_tok}: the prompt of {task.name} has {length} tokens")
     return policy
 
 
@@ -121,12 +126,13 @@ def build_sandbox(config: Config) -> Sandbox:
     return sandbox
 
 
-def build_collector(config: Config, task: Task, sandbox: Sandbox, secret: bytes, pool: ImprovementPool) -> Collector:
+def build_collector(config: Config, tasks: list[Task], sandbox: Sandbox, secret: bytes) -> Collector:
     """The one protocol of training and evaluation: prompts, limits and rewards."""
+    pools = {task.name: ImprovementPool() for task in tasks}
     names = ("failure_reward", "milestone_reward", "no_model_penalty", "repetition_penalty")
     rewards = {name: getattr(config, name) for name in names}
     return Collector(
-        task, sandbox, seed=config.seed, secret=secret, pool=pool, temperature=config.temperature,
+        tasks, sandbox, seed=config.seed, secret=secret, pools=pools, temperature=config.temperature,
         max_prompt_tok=config.max_prompt_tok, max_new_tok=config.max_new_tok, brief=is_tiny(config.model),
         improve_frac=config.improve_frac, memory_gib=config.memory_gib, sample_batch=config.sample_batch,
         reward_options=rewards,
@@ -142,21 +148,22 @@ class TrainerState:
 
     step: int
     kl_coef: float
-    pool: ImprovementPool
+    pools: dict[str, ImprovementPool]  # by task
     generator: torch.Generator  # order of the minibatches
     guard: ppo.NonFiniteGuard
-
     streams: list[dict] | None = None  # of every rank, as in the newest checkpoint
 
     def save(self, run_dir: Path, policy: Policy, optimizer) -> None:
-        state = {"step": self.step, "kl_coef": self.kl_coef, "pool": self.pool.state(), "streams": self.streams,
+        pools = {name: pool.state() for name, pool in self.pools.items()}
+        state = {"step": self.step, "kl_coef": self.kl_coef, "pools": pools, "streams": self.streams,
                  "generator": self.generator.get_state(), "skipped_in_a_row": self.guard.in_a_row,
                  "optimizer": optimizer.state_dict()}  # fmt: skip
         checkpoint.save_checkpoint(run_dir, self.step, policy, state)
 
     def load(self, state: dict, optimizer) -> None:
         self.step, self.kl_coef, self.guard.in_a_row = state["step"], state["kl_coef"], state["skipped_in_a_row"]
-        self.pool.load_state(state["pool"])
+        for name, pool in self.pools.items():
+            pool.load_state(state["pools"][name])
         self.streams = state["streams"]
         self.generator.set_state(state["generator"])
         optimizer.load_state_dict(state["optimizer"])
@@ -182,19 +189,20 @@ def train(
         collected = time.monotonic()
         experience = to_experience(
             batch.episodes, policy, reference, temperature=config.temperature, micro_batch_tok=config.micro_batch_tok,
-            policy_version=state.step, inverse_inclusion=batch.inverse_inclusion,
+            policy_version=state.step, inverse_inclusion=batch.inverse_inclusion, task_names=list(state.pools),
         )  # fmt: skip
         metrics = update(config, policy, optimizer, experience, state) | {"policy/kl_coef": state.kl_coef}
         updated = time.monotonic()
 
-        state.pool.add(all_episodes)
+        for name, pool in state.pools.items():
+            pool.add([e for e in all_episodes if e.task == name])
         state.kl_coef = ppo.update_kl_coefficient(state.kl_coef, metrics["policy/kl_ref"], config.kl_target)
         state.step += 1
         stopping = bool(all_max(torch.tensor([float(bool(interrupted))], device=policy.device)))  # all ranks, or none
         saves = state.step % config.save_every == 0 or state.step == config.steps or stopping
         state.streams = gather([stream.state()]) if saves else None
         if log:
-            metrics |= episode_metrics(all_episodes, collector.task, config.batch_size, state.step - 1)
+            metrics |= episode_metrics(all_episodes, collector.tasks, config.batch_size, state.step - 1)
             metrics |= {"time/collect_s": collected - started, "time/update_s": updated - collected, "time/rss_mib": rss_mib()}
             log.write(state.step, all_episodes, metrics)
             if saves:
@@ -232,14 +240,14 @@ def _stop_after_this_step() -> list:
     return interrupted
 
 
-def print_plan(config: Config, task: Task) -> None:
+def print_plan(config: Config, tasks: list[Task]) -> None:
     """--dry-run: what would happen."""
-    print(f"task {task.name} ({task.data} data), model {config.model}, run {config.run_dir}")
-    print(
-        f"{config.steps} steps of {config.batch_size} programs, at most {task.time_limit_s:g} s, {config.memory_gib:g} GiB each"
-    )
-    print(f"prompt:\n{build_prompt(task, brief=config.model == 'tiny', memory_gib=config.memory_gib)}\n")
-    print(json.dumps(dataclasses.asdict(config), indent=2))
+    print(f"{config.steps} steps of {config.batch_size} programs, {config.memory_gib:g} GiB each; model {config.model}")
+    print(f"run {config.run_dir}")
+    for task in tasks:
+        print(f"\ntask {task.name} ({task.data} data), at most {task.time_limit_s:g} s a program; prompt:\n")
+        print(build_prompt(task, brief=is_tiny(config.model), memory_gib=config.memory_gib))
+    print(f"\n{json.dumps(dataclasses.asdict(config), indent=2)}")
 
 
 def rss_mib() -> float:
@@ -253,7 +261,7 @@ def main(argv: list[str]) -> int:
     config, resume, dry_run = parse_args(argv)
     if dry_run:
         with tempfile.TemporaryDirectory() as folder:
-            print_plan(config, load_run_task(config, Path(folder), "reward"))
+            print_plan(config, load_run_tasks(config, Path(folder), "reward"))
         return 0
 
     # set-up
@@ -262,18 +270,19 @@ def main(argv: list[str]) -> int:
     if rank > 0:
         dist.barrier()  # rank 0 makes the folder, the secret and the warm start; the others find them
     run_dir = open_run(config, is_new=resume is None and rank == 0)
-    task = load_run_task(config, run_dir, config.reward_split)
+    tasks = load_run_tasks(config, run_dir, config.reward_split)
     if resume:
         newest = checkpoint.latest_checkpoint(run_dir)
         policy = checkpoint.load_checkpoint_policy(newest, device())
         reference = checkpoint.load_checkpoint_policy(run_dir / "step_0", device()).requires_grad_(False)
     else:
-        policy = load_start(config, task)
+        policy = load_start(config, tasks)
         reference = frozen_copy(policy)
     if rank == 0 and dist.is_initialized():
         dist.barrier()
     optimizer = build_optimizer(config, policy)
-    state = TrainerState(0, config.kl_coef, ImprovementPool(), torch.Generator().manual_seed(config.seed), ppo.NonFiniteGuard())
+    pools = {task.name: ImprovementPool() for task in tasks}
+    state = TrainerState(0, config.kl_coef, pools, torch.Generator().manual_seed(config.seed), ppo.NonFiniteGuard())
     if rank == 0:
         checkpoint.write_atomically(run_dir / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
     if resume:
@@ -288,16 +297,17 @@ def main(argv: list[str]) -> int:
 
     # the loop
     with build_sandbox(config) as sandbox:
-        collector = build_collector(config, task, sandbox, checkpoint.load_secret(run_dir), state.pool)
+        collector = build_collector(config, tasks, sandbox, checkpoint.load_secret(run_dir))
+        collector = dataclasses.replace(collector, pools=pools)
         finished = train(config, run_dir, policy, reference, optimizer, state, collector)
     if dist.is_initialized():
         dist.destroy_process_group()
     if rank == 0 and finished:
-        print(f"done: {run_dir}; next: python eval.py {run_dir}")
+        print(f"done: {run_dir}; next: {os.path.relpath(sys.executable)} eval.py {run_dir}")
     elif rank == 0:
         print(f"train.py: stopped at step {state.step}; go on with: python train.py --resume {run_dir}", file=sys.stderr)
     return 0 if finished else 1
 
 
 if __name__ == "__main__":
-    run_main(main, "what is finished is kept: if the run has a checkpoint, --resume goes on from it")
+    run_main(main, "from its newest checkpoint --resume goes on; without one (in the warm start) run the same command again")

@@ -41,7 +41,8 @@ from tasks import (
 from tasks.grading import GraderFault, InvalidSubmission, Metric
 from tasks.task import Schema, Task, twin_generator
 
-__all__ = ["GraderFault", "InvalidSubmission", "Metric", "Schema", "Task", "find_task", "load_task", "task_names"]
+__all__ = ["GraderFault", "InvalidSubmission", "Metric", "Schema", "Task",
+           "expand_names", "find_task", "load_task", "task_names"]  # fmt: skip
 
 TASKS = (
     hello_world, insults, essay_scoring, random_pizza, tweet_sentiment, tabular_may_2022, tabular_dec_2021, patent_phrases,
@@ -71,6 +72,12 @@ def find_task(name: str) -> ModuleType:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"unknown task {name!r}; the tasks are {', '.join(task_names())}.{hint}")
+
+
+def expand_names(names: str) -> list[str]:
+    """Return the single names in `a,b,c`; `all` stands for the twelve competitions. Raises ValueError for an unknown one."""
+    expanded = [task.NAME for task in TASKS if task.ID] if names == "all" else names.split(",")
+    return [name if name.endswith(".py") else find_task(name).NAME for name in expanded]
 
 
 @functools.cache

@@ -163,11 +163,10 @@ class FakeSandbox:
         return future
 
 
-def collector(pizza, sandbox, **changes):
-    options = {"seed": 0, "secret": b"s", "pool": ImprovementPool(), "temperature": 0.7, "max_prompt_tok": 4000,
-               "max_new_tok": 6,
-               "brief": True, "improve_frac": 0.5}  # fmt: skip
-    return Collector(pizza, sandbox, **{**options, **changes})
+def collector(pizza, sandbox, pool=None, **changes):
+    options = {"seed": 0, "secret": b"s", "pools": {pizza.name: pool or ImprovementPool()}, "temperature": 0.7,
+               "max_prompt_tok": 4000, "max_new_tok": 6, "brief": True, "improve_frac": 0.5}  # fmt: skip
+    return Collector([pizza], sandbox, **{**options, **changes})
 
 
 def test_the_trained_ids_are_the_sampled_ones(policy, pizza):

@@ -71,7 +71,9 @@ def same_secret(run: Path, other: Path) -> None:
         (["--kl-target", "-1"], ["--kl-target"]),
         (["--run-dir", "/proc/nowhere"], ["/proc/nowhere"]),
         (["--data-dir", "/nonexistent"], ["/nonexistent", "train.json"]),
-        (["--duration-weight", "ipw"], ["--duration-weight", "ipw"]),
+        (["--duration-weight", "ipv"], ["--duration-weight", "ipw"]),
+        (["--collect", "asynchronous"], ["--collect", "async"]),
+        (["--task", "insults,random-piza"], ["random-piza", "random-pizza"]),
         (["--failure-reward", "1"], ["--failure-reward"]),
         (["--steps", "0"], ["--steps"]),
         (["--seed", str(2**64)], ["--seed"]),
@@ -115,6 +117,7 @@ def test_a_broken_run_and_an_occupied_folder_are_refused(straight_run, tmp_path,
         (["--resume", str(tmp_path)], "step_2"),
         (["--run-dir", run], "--resume"),
         (["--resume", run, "--steps", "-3"], "--steps"),
+        (["--resume", run, "--steps", "2"], "4 steps already"),
         (["--resume", run, "--learning-rate", "1"], "--learning-rate"),
     ]
     for args, word in refused:
