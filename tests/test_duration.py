@@ -1,7 +1,10 @@
 """duration.py: inverse probabilities of collection, shares by quarter, warnings for pairs that do not match."""
 
+import importlib.util
+
 import pytest
 import torch
+from conftest import ROOT
 
 from duration import COLLECT_MODES, MODES, Window, describe_mismatch, duration_metrics, duration_weights, inverse_inclusion
 
@@ -40,3 +43,18 @@ def test_quarters_share_out_samples_and_weight():
 def test_pairs_that_do_not_match_are_named():
     silent = [(c, w) for c in COLLECT_MODES for w in MODES if not describe_mismatch(c, w)]
     assert silent == [("sync", "none"), ("sync", "ipw"), ("async", "none"), ("async", "ipw"), ("restart", "ipw")]
+
+
+def test_the_simulation_gives_the_published_shares(monkeypatch):
+    """algorithm.md's table: share of the fast one of two kinds of program, by count and weighted by its running time."""
+    path = ROOT / "bench" / "duration_bias.py"
+    module = importlib.util.module_from_spec(specification := importlib.util.spec_from_file_location("duration_bias", path))
+    specification.loader.exec_module(module)
+    monkeypatch.setattr(module, "BATCHES", 200)
+    shares = module.simulate()
+    published = {"sync": (0.5, 0.09), "async": (0.498, 0.09), "restart": (0.897, 0.466), "window": (0.632, 0.147),
+                 "split": (0.909, 0.5)}  # fmt: skip
+    for mode, (count, weighted) in published.items():
+        assert shares[mode]["none"] == pytest.approx(count, abs=0.02), mode
+        assert shares[mode]["mean"] == pytest.approx(weighted, abs=0.025), mode
+    assert shares["restart"]["ipw"] == pytest.approx(0.5, abs=0.02)
