@@ -36,7 +36,7 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
-from seccomp import LINUX, MACHINES, filter_calls, prctl, system_call
+from seccomp import LINUX, MACHINES, filter_calls, libc_call, prctl, system_call
 
 MIB, GIB = 2**20, 2**30
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
@@ -98,7 +98,7 @@ def rights_of(abi: int) -> int:
 def drop_capabilities() -> None:
     """Empty the capability sets of this process, also those that a user namespace gave."""
     header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)  # version 3, this process; two times three sets
-    system_call(MACHINES[platform.machine()][3], header, nothing)
+    libc_call("capset", header, nothing)
 
 
 def become(uid: int) -> None:
@@ -111,7 +111,7 @@ def enter_empty_network() -> None:
     """Move this process into a network and IPC namespace of its own; without root, in a user namespace."""
     uid, gid = os.getuid(), os.getgid()
     new_user, new_ipc, new_network = 0x10000000, 0x08000000, 0x40000000
-    system_call({"x86_64": 272, "aarch64": 97}[platform.machine()], new_network | new_ipc | (new_user if uid else 0))
+    libc_call("unshare", new_network | new_ipc | (new_user if uid else 0))
     if uid:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -188,7 +188,8 @@ class Isolation:
         self.attempt("capabilities", self.try_capabilities)
         if self.attempt("user", self.try_user):
             os.chmod(self.root, 0o711)  # programs pass through it to their own directories
-        self.attempt("landlock", self.try_landlock)
+        if not self.attempt("landlock", self.try_landlock):
+            self.abi = 0
         self.attempt("seccomp", self.try_seccomp)
         self.attempt("together", self.try_together)
 

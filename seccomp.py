@@ -82,14 +82,14 @@ CHECKS = (
     Check("open/2/-", 1, mask=os.O_TRUNC | os.O_ACCMODE, never=(os.O_TRUNC,)),
     Check("openat/257/56", 2, mask=os.O_TRUNC | os.O_ACCMODE, never=(os.O_TRUNC,)),
 )
-MACHINES = {"x86_64": (1, 0xC000003E, 317, 126), "aarch64": (2, 0xC00000B7, 277, 91)}  # column, arch, seccomp, capset
+MACHINES = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}  # column of the tables above, architecture
 LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # opcodes of classic BPF
 ALLOW, ANSWER = 0x7FFF0000, 0x00050000  # ANSWER | errno; 0 pretends success
 
 
 def build_filter(pid: int, machine: str) -> bytes:
     """Return the BPF program for the process `pid`. Its input is struct seccomp_data: nr, arch, ip, six arguments."""
-    column, architecture, *_ = MACHINES[machine]
+    column, architecture = MACHINES[machine]
     load_number = (LOAD, 0, 0, 0)
     code = [
         (LOAD, 0, 0, 4),
@@ -121,24 +121,28 @@ def build_filter(pid: int, machine: str) -> bytes:
 
 def filter_calls(pid: int) -> None:
     """Put the seccomp filter on this process for good."""
-    machine = platform.machine()
-    code = ctypes.create_string_buffer(build_filter(pid, machine))
+    code = ctypes.create_string_buffer(build_filter(pid, platform.machine()))
     program = ctypes.create_string_buffer(struct.pack("HP", len(code) // 8, ctypes.addressof(code)))
-    system_call(MACHINES[machine][2], 1, 0, ctypes.addressof(program))  # SECCOMP_SET_MODE_FILTER
+    libc_call("prctl", 22, 2, program)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def system_call(number: int, *arguments) -> int:
-    """Make a raw system call. Raises OSError."""
-    result = _LIBC.syscall(ctypes.c_long(number), *(ctypes.c_void_p(a) if isinstance(a, int) else a for a in arguments))
+def libc_call(name: str, *arguments) -> int:
+    """Call a function of the C library that returns -1 and errno when it fails. Raises OSError."""
+    result = getattr(_LIBC, name)(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return result
 
 
+def system_call(number: int, *arguments) -> int:
+    """Make a raw system call. Raises OSError."""
+    return libc_call("syscall", number, *arguments)
+
+
 def prctl(option: int, value: int) -> None:
-    if LINUX and _LIBC.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
+    if LINUX:
+        libc_call("prctl", option, value, 0, 0, 0)

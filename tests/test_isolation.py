@@ -24,7 +24,7 @@ NUMBERS = {name: calls for group in (*DENIED.values(), " ".join(c.call for c in 
 
 def answer(machine: str, call: str | int, *arguments: int, architecture: int | None = None) -> int | None:
     """Run the filter as the kernel would; return the error number, None where the call is allowed."""
-    column, own_architecture, *_ = MACHINES[machine]
+    column, own_architecture = MACHINES[machine]
     number = int(NUMBERS[call][column - 1]) if isinstance(call, str) else call
     values = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("=IIQ6Q", number, architecture or own_architecture, 0, *(value % 2**64 for value in values))
