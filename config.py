@@ -135,13 +135,15 @@ def _resumed_config(run_dir: Path, given: dict) -> Config:
 def resolve(config: Config) -> Config:
     """Fill in what is None by the model and the machine, and refuse what cannot work. Raises UsageError."""
     model = config.model if config.model is not None else ("Qwen/Qwen2.5-3B-Instruct" if torch.cuda.is_available() else "tiny")
-    defaults = {**(TINY if model == "tiny" else LANGUAGE_MODEL), "model": model, "run_dir": f"runs/{config.task}"}
+    defaults = {**(TINY if model == "tiny" else LANGUAGE_MODEL), "model": model, "run_dir": f"runs/{Path(config.task).stem}"}
     config = dataclasses.replace(config, **{k: v for k, v in defaults.items() if getattr(config, k) is None})
     for name in ("model", "run_dir", "data_dir"):
         if getattr(config, name) == "":
             raise UsageError(f"{flag(name)} is empty: an unset variable?")
     if config.data_dir:
         config = dataclasses.replace(config, data_dir=str(Path(config.data_dir).absolute()))
+    if config.task.endswith(".py"):  # a task's file: found again on resume, from another folder too
+        config = dataclasses.replace(config, task=str(Path(config.task).absolute()))
     try:
         find_task(config.task)
     except ValueError as error:

@@ -47,8 +47,8 @@ TASKS = (
     hello_world, insults, essay_scoring, random_pizza, tweet_sentiment, tabular_may_2022, tabular_dec_2021, patent_phrases,
     plant_pathology, leaf_classification, transparent_conductors, spooky_author, chatbot_arena,
 )  # fmt: skip
-NEEDED = ("NAME", "ID", "METRIC", "TIME_LIMIT_S", "TRAIN_ROWS", "DATA", "SCHEMA", "DESCRIPTION", "make_twin",
-          "public_files", "answers", "grade")  # of a task's file; read_real and prepare only with an ID
+NEEDED = ("NAME", "ID", "METRIC", "TIME_LIMIT_S", "TRAIN_ROWS", "DATA", "SCHEMA", "DESCRIPTION",
+          "public_files", "answers", "grade")  # of a task's file, and make_twin or, with an ID, read_real
 SPLITS = ("reward", "test")
 REWARD_FRACTION, REWARD_MAX_ROWS = 0.15, 4000  # of the public train data, where it is real
 
@@ -79,8 +79,12 @@ def _load_file(path: Path) -> ModuleType:
         raise ValueError(f"no file {path}: a task is a name or the path of its Python file")
     specification = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    absent = [name for name in NEEDED if not hasattr(module, name)]
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path} cannot be loaded: {error!r}") from error
+    source = () if hasattr(module, "make_twin") or hasattr(module, "read_real") else ("make_twin",)
+    absent = [name for name in (*NEEDED, *source) if not hasattr(module, name)]
     if absent:
         raise ValueError(f"{path} lacks {', '.join(absent)}: a task's file has the names of tasks/hello_world.py")
     return module
@@ -133,6 +137,8 @@ def make_split(
     module: ModuleType, split: str, *, seed: int, salt: bytes, rows: int | None, data_dir: Path | None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the agent's train table and the split's hidden table, labels included, of a twin or of real data."""
+    if data_dir is None and not hasattr(module, "make_twin"):
+        raise ValueError(f"{module.NAME} has no twin: name its data with --data-dir")
     if data_dir is None:
         rows = module.TRAIN_ROWS if rows is None else rows
         if rows < 20:

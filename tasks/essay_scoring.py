@@ -42,7 +42,7 @@ Submission: submission.csv with the header essay_id,score and one row per row of
 to 6 (3.0 is one, 2.5 is not).
 """
 
-CUTS = (-1.9, -0.75, 0.35, 1.35, 2.3)  # quality at which the next grade begins
+CUTS = (-3.3, -1.6, 0.2, 1.8, 3.2)  # quality at which the next grade begins
 SLOTS = {
     "topic": ["electric cars", "school uniforms", "the electoral college", "a trip to Venus", "homework in summer",
               "working from home", "cell phones in class", "driverless cars"],
@@ -79,7 +79,7 @@ def draw(rng: np.random.Generator, n: int) -> tuple[pd.DataFrame, np.ndarray]:
         + np.where((linked > 0) & (paragraphs >= 3), 1.2, -0.3)
         - 0.8 * ((words > 150) & (paragraphs == 1))
     )
-    noisy = quality + 0.35 * rng.standard_normal(n)
+    noisy = quality + 0.8 * rng.standard_normal(n)
     table = {"essay_id": hex_ids(rng, n, 7), "full_text": texts, "score": 1 + np.searchsorted(CUTS, noisy)}
     return pd.DataFrame(table), 1 + np.searchsorted(CUTS, quality)
 

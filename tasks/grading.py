@@ -66,9 +66,9 @@ AUC = Metric("auc", higher_is_better=True, best=1.0, worst=0.0, baseline=0.5)
 COLUMN_AUC = Metric("mean_column_auc", higher_is_better=True, best=1.0, worst=0.0, baseline=0.5)
 KAPPA = Metric("quadratic_kappa", higher_is_better=True, best=1.0, worst=-1.0, baseline=0.0)
 PEARSON = Metric("pearson", higher_is_better=True, best=1.0, worst=-1.0, baseline=0.0)
-ACCURACY = Metric("accuracy", higher_is_better=True, best=1.0, worst=0.0, baseline=0.55)
+ACCURACY = Metric("accuracy", higher_is_better=True, best=1.0, worst=0.0, baseline=0.5)
 JACCARD = Metric("jaccard", higher_is_better=True, best=1.0, worst=0.0, baseline=0.0)
-COLUMN_RMSLE = Metric("mean_column_rmsle", higher_is_better=False, best=0.0, worst=0.6, baseline=0.3)
+COLUMN_RMSLE = Metric("mean_column_rmsle", higher_is_better=False, best=0.0, worst=0.5, baseline=0.25)
 LOG_LOSS_3 = Metric("log_loss", higher_is_better=False, best=0.0, worst=2 * math.log(3), baseline=math.log(3))
 LOG_LOSS_99 = Metric("log_loss", higher_is_better=False, best=0.0, worst=2 * math.log(99), baseline=math.log(99))
 
@@ -174,7 +174,7 @@ def align(
     if ids.duplicated().any():
         raise InvalidSubmission(f"duplicate id {_show(ids[ids.duplicated()])}")
     extra, missing = ids[~ids.isin(expected)], expected[~expected.isin(ids)]
-    if len(extra) and text_ids and extra.iloc[0].split("\0")[0] + "\0" + "0" in set(expected):
+    if len(extra) and text_ids and extra.iloc[0].split("\x00")[0] + "\x000" in set(expected):
         raise InvalidSubmission(f"duplicate id {_show(extra)}")
     if len(extra):
         raise InvalidSubmission(f"extra id that the test file does not have: {_show(extra)}")
@@ -186,12 +186,12 @@ def align(
 def _number_repeats(ids: pd.Series) -> pd.Series:
     """Make texts different by the number of their earlier occurrences; no submission holds a NUL."""
     ids = ids.where(~ids.isin(READ_AS_MISSING), "")
-    return ids + "\0" + ids.groupby(ids).cumcount().astype(str)
+    return pd.Series([f"{text}\x00{count}" for text, count in zip(ids, ids.groupby(ids).cumcount(), strict=True)], dtype=object)
 
 
 def _show(ids: pd.Series) -> str:
     shown = ids.tolist()[0]
-    return repr(shown.split("\0")[0] if isinstance(shown, str) else shown)[:60]
+    return repr(shown.split("\x00")[0] if isinstance(shown, str) else shown)[:60]
 
 
 def _read(submission: bytes, answers: pd.DataFrame, id_column: str, columns: tuple[str, ...], exact: bool = False, **options):
@@ -205,6 +205,14 @@ def _read(submission: bytes, answers: pd.DataFrame, id_column: str, columns: tup
 
 def _number_columns(cells: pd.DataFrame, **options) -> np.ndarray:
     return np.column_stack([to_numbers(cells[c], f"column {c!r}", **options) for c in cells.columns])  # (rows, columns)
+
+
+def _respell(cell: str) -> str:
+    """Write a number that only Python's float() reads, such as 1_0 or full-width digits, in plain digits."""
+    try:
+        return repr(float(cell))
+    except ValueError:
+        return cell
 
 
 def _whole_numbers(cells: pd.DataFrame, column: str) -> np.ndarray:
@@ -237,13 +245,13 @@ def grade_auc(submission: bytes, answers: pd.DataFrame, id_column: str, target: 
 
 
 def grade_column_auc(submission: bytes, answers: pd.DataFrame, id_column: str, columns: tuple[str, ...]) -> float:
-    """Return the mean over the columns of the AUC. Any number is a prediction; other columns are refused.
+    """Return the mean over the columns of the AUC. Any number that Python reads is a prediction; other columns are refused.
 
     Raises InvalidSubmission, or GraderFault for unusable answers.
     """
     for column in columns:
         _require_classes(answers[column].to_numpy(), column)
-    predictions = _number_columns(_read(submission, answers, id_column, columns, exact=True))
+    predictions = _number_columns(_read(submission, answers, id_column, columns, exact=True).map(_respell))
     return float(roc_auc_score(answers[list(columns)], predictions, average="macro"))
 
 
@@ -304,8 +312,11 @@ def grade_pearson(submission: bytes, answers: pd.DataFrame, id_column: str, targ
 
 
 def grade_rmsle(submission: bytes, answers: pd.DataFrame, id_column: str, columns: tuple[str, ...]) -> float:
-    """Return the root mean squared error of log(1 + value), averaged over the columns. Raises InvalidSubmission."""
-    predictions = _number_columns(_read(submission, answers, id_column, columns))
+    """Return the root mean squared error of log(1 + value), averaged over the columns; any number that Python reads counts.
+
+    Raises InvalidSubmission, also for negative values.
+    """
+    predictions = _number_columns(_read(submission, answers, id_column, columns).map(_respell))
     _refuse_outside(predictions, 0, math.inf, "a column of values")
     return float(root_mean_squared_log_error(answers[list(columns)], predictions))
 

@@ -68,6 +68,7 @@ FILLER = [
     "I read it in the paper this morning", "the {thing} of the {third} is on every channel", "it rained all week in {place}",
     "my brother works for the {third}", "they should have asked the {third} first", "there is a {thing} about that",
 ]  # fmt: skip
+GAPS = [". ", ", ", r"\n", ". "]  # the real comments have their line breaks escaped
 
 
 def draw(rng: np.random.Generator, n: int) -> tuple[pd.DataFrame, np.ndarray]:
@@ -76,17 +77,18 @@ def draw(rng: np.random.Generator, n: int) -> tuple[pd.DataFrame, np.ndarray]:
     marks, fillers, hour = rng.integers(0, 4, n), rng.integers(0, 5, n), rng.integers(0, 24, n)
     comments: dict[str, None] = {}  # a set with an order: the comment is the id
     for row in zip(aimed, about, kind, shout, marks, fillers, strict=True):
-        while (comment := _write(rng.random, *row)) in comments:
-            pass
+        comment = _write(rng.random, *row)
+        while comment in comments:
+            comment = f'{comment[:-1]} {fill(rng.random, pick(rng.random, FILLER), RUDE)}"'
         comments[comment] = None
     night = (hour >= 22) | (hour < 5)
     logit = (
-        -2.2
-        + aimed * np.where(kind, 1.2, 4.0)  # a friendly word takes most of it back
-        + 1.5 * shout
-        + 0.7 * marks * (aimed | about)
-        - 0.45 * fillers  # who explains at length does not insult
-        + 1.3 * night
+        -3.2
+        + aimed * np.where(kind, 0.8, 3.6)  # a friendly word takes most of it back
+        + 2.8 * shout
+        + 0.9 * marks * (aimed | about)
+        - 0.4 * fillers  # who explains at length does not insult
+        + 2.4 * night
     )
     probability = 1 / (1 + np.exp(-logit))
     day, seconds = rng.integers(0, 200, n), rng.integers(0, 3600, n)
@@ -99,8 +101,9 @@ def draw(rng: np.random.Generator, n: int) -> tuple[pd.DataFrame, np.ndarray]:
 def _write(random: Callable[[], float], aimed: bool, about: bool, kind: bool, shout: bool, marks: int, fillers: int) -> str:
     parts = [pick(random, options) for options, wanted in ((AIMED, aimed), (ABOUT, about), (KIND, kind)) if wanted]
     parts = shuffled(random, parts + shuffled(random, FILLER)[: max(fillers, not parts)])
-    text = pick(random, [". ", ", ", "\\\\n", ". "]).join(fill(random, part, RUDE) for part in parts) + "!" * marks
-    return f'"{text.upper() if shout else text[0].upper() + text[1:]}"'
+    texts = [fill(random, part, RUDE) for part in parts]
+    texts = [text.upper() for text in texts] if shout else [texts[0][0].upper() + texts[0][1:], *texts[1:]]
+    return f'"{pick(random, GAPS).join(texts)}{"!" * marks}"'
 
 
 def make_twin(rng: np.random.Generator, rows: int) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:

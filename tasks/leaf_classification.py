@@ -71,14 +71,14 @@ def draw(rng: np.random.Generator, species: np.ndarray) -> tuple[pd.DataFrame, n
     genera = sorted({name.split("_")[0] for name in SPECIES})
     genus = [genera.index(name.split("_")[0]) for name in SPECIES]
     centres = rng.standard_normal((len(genera), 192))[genus] + 0.8 * rng.standard_normal((99, 192))  # (99, 192)
-    spread = np.exp(rng.uniform(0.3, 2.2, 192))  # some columns say much more than others
+    spread = np.exp(rng.uniform(-0.8, 1.3, 192))  # some columns say much more than others
     mixing = rng.standard_normal((12, 192))
-    noise = rng.standard_normal((len(species), 192)) * spread + 1.5 * rng.standard_normal((len(species), 12)) @ mixing
+    noise = rng.standard_normal((len(species), 192)) * spread + 0.8 * rng.standard_normal((len(species), 12)) @ mixing
     points = centres[species] + noise
     scale = np.repeat([0.004, 0.00015, 0.004], 64)  # margin and texture sum to about 1, shape is tiny
     offset = np.repeat([0.0156, 0.0006, 0.0156], 64)
     values = np.maximum(np.round(offset + scale * points, 8), 0)
-    covariance = np.diag(spread**2) + 1.5**2 * mixing.T @ mixing
+    covariance = np.diag(spread**2) + 0.8**2 * mixing.T @ mixing
     table = pd.DataFrame(values, columns=FEATURES)
     table.insert(0, "id", 1 + rng.permutation(2 * len(species))[: len(species)])
     table.insert(1, "species", np.array(SPECIES)[species])

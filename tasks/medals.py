@@ -9,9 +9,13 @@ MEDALS = ("gold", "silver", "bronze")
 
 
 def award(task: Task, score: float) -> dict[str, str | bool] | None:
-    """Return {"medal": gold | silver | bronze | "", "above_median": bool} of a score on real test data, else None."""
+    """Return {"medal": gold | silver | bronze | "", "above_median": bool} of a score on real test data, else None.
+
+    Like MLE-bench it rounds the score to the five decimals of the leaderboards: a perfect log loss of 2e-16 is 0.
+    """
     if task.data != "real" or task.split != "test" or not task.thresholds:
         return None
+    score = round(score, 5)
     above = is_better(score, task.thresholds["median"], task.higher_is_better)
     return {"medal": medal(score, task.thresholds, task.higher_is_better), "above_median": above}
 

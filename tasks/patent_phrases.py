@@ -63,19 +63,22 @@ SHARES = (0.05, 0.15, 0.13, 0.22, 0.2, 0.12, 0.13)  # of the kinds of pairs
 
 def draw(rng: np.random.Generator, n: int) -> tuple[pd.DataFrame, np.ndarray]:
     """Return n pairs of phrases with scores, and the hidden rule's score of each, (n,)."""
-    kinds = [list(KINDS)[k] for k in draw_classes(rng, np.tile(SHARES, (n, 1)))]
-    rule = np.array([KINDS[kind] for kind in kinds])
+    section, head = rng.integers(0, len(HEADS), n), rng.integers(0, 5, n)
+    values, taste = np.array(list(KINDS.values())), 2 * rng.standard_normal((len(HEADS), 5))
+    weights = SHARES * np.exp(taste[section, head][:, None] * values)  # some anchors were given better targets
+    kinds = draw_classes(rng, weights / weights.sum(axis=1, keepdims=True))
+    rule = values[kinds]
     slip = np.where(rng.random(n) < 0.15, 0.25 * np.sign(rng.random(n) - 0.5), 0.0)  # raters differ by a step
     score = np.clip(rule + slip, 0, 1)
-    anchors, targets, contexts = zip(*(_write(rng.random, kind) for kind in kinds), strict=True)
+    anchors, targets, contexts = zip(*(_write(rng.random, *row) for row in zip(section, head, kinds, strict=True)), strict=True)
     columns = (hex_ids(rng, n, 16), anchors, targets, contexts, score)
     return pd.DataFrame(dict(zip(TRAIN_COLUMNS, columns, strict=True))), rule
 
 
-def _write(random: Callable[[], float], kind: str) -> tuple[str, str, str]:
-    """Return anchor, target and context of a pair: what the two have in common is said by `kind`."""
-    section = pick(random, list(HEADS))
-    head, other = shuffled(random, HEADS[section])[:2]
+def _write(random: Callable[[], float], section: int, head: int, kind: int) -> tuple[str, str, str]:
+    """Return anchor, target and context of a pair; section, head and kind are numbers in HEADS and KINDS."""
+    section, kind = list(HEADS)[section], list(KINDS)[kind]
+    head, other = HEADS[section][head], pick(random, HEADS[section][:head] + HEADS[section][head + 1 :])
     modifier, changed = shuffled(random, MODIFIERS)[:2]
     word, name = pick(random, modifier), head[0] if random() < 0.6 else head[1]
     synonym = head[1] if name == head[0] else head[0]

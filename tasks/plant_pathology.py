@@ -17,7 +17,7 @@ from tasks.task import Schema
 from tasks.words import draw_classes
 
 NAME, ID = "plant-pathology", "plant-pathology-2020-fgvc7"  # ID: the name in MLE-bench
-METRIC, TIME_LIMIT_S, TRAIN_ROWS, HIDDEN_ROWS = COLUMN_AUC, 60.0, 150, 300
+METRIC, TIME_LIMIT_S, TRAIN_ROWS, HIDDEN_ROWS = COLUMN_AUC, 60.0, 150, 200
 DATA = "twin"  # what make_twin returns
 STATES = ("healthy", "multiple_diseases", "rust", "scab")
 TRAIN_COLUMNS, TEST_COLUMNS = ("image_id", *STATES), ("image_id",)

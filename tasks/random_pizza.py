@@ -230,7 +230,7 @@ def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
     """
     train, kaggle_test = (json.loads(download.read(name)) for name in RAW_FILES)
     if not train or not kaggle_test or any(set(record) != set(train[0]) for record in train):
-        raise ValueError(f"{download.path}: train.json or test.json is empty, or the records of train.json differ in their fields")
+        raise ValueError(f"{download.path}: train.json or test.json is empty, or the records' fields differ")
     table = pd.DataFrame(train, dtype=object)
     tables.require_columns(table, (*TEST_FIELDS, TARGET), f"train.json in {download.path}")
     train, test = raw.split(table, len(kaggle_test) / (len(train) + len(kaggle_test)))

@@ -45,7 +45,7 @@ class Raw:
             for file in sorted(path.rglob("*")):
                 if file.is_file():
                     self._add(file.relative_to(path).parts, functools.partial(open, file, "rb"))
-        elif zipfile.is_zipfile(path):
+        elif path.is_file() and zipfile.is_zipfile(path):
             self._add_archive((), functools.partial(open, path, "rb"))
         else:
             raise ValueError(f"{path} is neither a folder nor a zip archive")

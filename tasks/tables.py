@@ -116,10 +116,8 @@ def _read_public(schema: Schema, path: Path, columns: tuple[str, ...], part: int
 
 def _add_labels(schema: Schema, test: pd.DataFrame, truth: pd.DataFrame, prepared: Path) -> pd.DataFrame:
     """Return test with the labels, and the other columns that only train has, of the rows of truth with the same ids."""
-    key = ["id", "occurrence"]  # a comment may occur twice
-    test, truth = (
-        table.assign(id=table[schema.id_column], occurrence=table.groupby(schema.id_column).cumcount()).set_index(key)
-        for table in (test, truth)
+    test, truth = (  # by id and its number of earlier occurrences: a comment may occur twice
+        table.set_index([table[schema.id_column], table.groupby(schema.id_column).cumcount()]) for table in (test, truth)
     )
     if set(test.index) != set(truth.index):
         raise ValueError(f"{prepared}: the ids of the public and the private test file differ; prepare the data again")

@@ -74,10 +74,10 @@ def cover_type(elevation, aspect, slope, water, roads, area, soil) -> np.ndarray
     """Return the hidden rule's type, 1 to 7: bands of an elevation that is shifted by everything else; all are (n,)."""
     north = (aspect < 90) | (aspect > 270)
     stony = soil % 5 == 2
-    height = elevation - 0.25 * water + np.where(north, 7.0, -5.0) * slope + 130 * (area == 1) - 160 * stony
-    swap = (roads > 2600) & (area != 2)  # far from roads the two frequent types change places in the middle band
+    height = elevation - 0.25 * water + np.where(north, 6.0, -4.0) * slope + 110 * (area == 1) - 110 * stony
+    swap = (roads > 3300) & (area != 2)  # far from roads the two frequent types change places in the middle band
     types = np.select(
-        [height < 2330, height < 2560, height < 2800, height < 3010, height < 3270],
+        [height < 2330, height < 2530, height < 2820, height < 3060, height < 3300],
         [np.where(water < 60, 4, 3), np.where(stony | (slope > 18), 6, 3), 2, np.where(swap, 1, 2), 1],
         default=7,
     )

@@ -60,7 +60,7 @@ def draw(rng: np.random.Generator, n: int) -> tuple[pd.DataFrame, np.ndarray]:
         + 1.6 * (table["f_30"] - 1) * state  # one column turns the meaning of two others around
         + 1.5 * (unique - 6)
         + 1.6 * ((letters[:, 7] == 1) ^ (letters[:, 0] == 1)) - 0.7
-        + 0.6 * table["f_05"] + 0.35 * table["f_22"] - 0.25 * (table["f_08"] - 2)
+        + 1.1 * table["f_05"] + 0.6 * table["f_22"] - 0.25 * (table["f_08"] - 2)
     )  # fmt: skip
     probability = 1 / (1 + np.exp(-logit))
     table |= {f"f_{i:02}": table[f"f_{i:02}"].round(6) for i in (*range(7), *range(19, 27), 28)}

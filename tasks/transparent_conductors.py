@@ -81,7 +81,7 @@ def energies(group: np.ndarray, share: np.ndarray, height: np.ndarray) -> np.nda
     """Return formation energy and band gap, (n, 2), from the symmetry (a number), the metals' shares and mean height."""
     al, ga, indium = share.T
     slope, bend = np.array([3.6, 2.2, 4.4, 1.6, 3.0, 2.6])[group], np.array([0.9, -1.2, 1.5, 0.2, -0.6, 2.0])[group]
-    gap = 1.2 + slope * (1 - indium) ** 1.5 * (0.5 + 0.5 * al) + bend * al * ga + 1.3 * (height - 0.5) * (indium > 0.3)
+    gap = 0.3 + 1.3 * slope * (1 - indium) ** 1.5 * (0.5 + 0.5 * al) + bend * al * ga + 1.3 * (height - 0.5) * (indium > 0.3)
     mixing = np.array([0.5, 0.25, 0.9, 0.35, 0.7, 0.15])[group]
     formation = 0.05 + mixing * (al * indium + 0.4 * ga * indium) + 0.3 * (height - 0.6) ** 2 + 0.12 * (ga > 0.6)
     return np.column_stack([formation, np.maximum(gap, 0.05)])

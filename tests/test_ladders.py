@@ -28,8 +28,9 @@ from sklearn.preprocessing import StandardScaler
 
 from tasks import find_task, tables
 from tasks.task import twin_generator
+from tasks.words import softmax
 
-DRAWS = 4
+DRAWS = 3
 Models = tuple[np.ndarray, np.ndarray, np.ndarray]  # predictions of a constant, a linear and a tuned model
 
 
@@ -38,7 +39,7 @@ def proba(model, x, y, x_test) -> np.ndarray:
 
 
 def scaled(**options) -> object:
-    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=300, **options))
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=200, **options))
 
 
 def boosting(**options) -> GradientBoostingClassifier:
@@ -63,7 +64,7 @@ def insults(train: pd.DataFrame, test: pd.DataFrame) -> Models:
     words = TfidfVectorizer(ngram_range=(1, 3), sublinear_tf=True)
     ngrams = proba(make_pipeline(words, LogisticRegression(C=20)), texts[0], y, texts[1])[:, 1]
     boosted = proba(boosting(), engineer(train), y, engineer(test))[:, 1]
-    return np.zeros(len(test)), linear, (ngrams + boosted) / 2
+    return np.zeros(len(test)), linear, 0.3 * ngrams + 0.7 * boosted
 
 
 def essay_scoring(train: pd.DataFrame, test: pd.DataFrame) -> Models:
@@ -148,11 +149,10 @@ def tabular_dec_2021(train: pd.DataFrame, test: pd.DataFrame) -> Models:
         soil = d[[c for c in features if c.startswith("Soil")]].to_numpy().argmax(axis=1)
         return np.column_stack([d[features[:14]], *north, soil])
 
-    linear = scaled().fit(train[features], y).predict(test[features])
-    models = forest(max_features=0.5, min_samples_leaf=1), boosting(n_estimators=60, max_depth=3)
-    x, x_test = engineer(train), engineer(test)
-    classes, total = np.unique(y), sum(proba(model, x, y, x_test) for model in models)
-    return np.full(len(test), pd.Series(y).mode()[0]), linear, classes[total.argmax(axis=1)]
+    measures = features[:10]
+    linear = scaled().fit(train[measures], y).predict(test[measures])
+    tuned = forest(max_features=0.6, min_samples_leaf=1).fit(engineer(train), y).predict(engineer(test))
+    return np.full(len(test), pd.Series(y).mode()[0]), linear, tuned
 
 
 def patent_phrases(train: pd.DataFrame, test: pd.DataFrame) -> Models:
@@ -197,12 +197,11 @@ def plant_pathology(train: pd.DataFrame, test: pd.DataFrame) -> Models:
 
 def leaf_classification(train: pd.DataFrame, test: pd.DataFrame) -> Models:
     features, y = list(find_task("leaf-classification").FEATURES), train["species"]
-    linear = proba(scaled(), train[features], y, test[features])
+    linear = proba(scaled(tol=0.01), train[features], y, test[features])
     small, small_test = (pixels(d).reshape(-1, 8, 6, 8, 6).mean(axis=(2, 4)).reshape(-1, 64) / 1000 for d in (train, test))
     x, x_test = np.hstack([train[features], small]), np.hstack([test[features], small_test])
-    discriminant = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.4)
-    tuned = proba(make_pipeline(StandardScaler(), discriminant), x, y, x_test)
-    return np.full((len(test), 99), 1 / 99), linear, tuned
+    discriminant = make_pipeline(StandardScaler(), LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.2)).fit(x, y)
+    return np.full((len(test), 99), 1 / 99), linear, softmax(0.07 * discriminant.decision_function(x_test))
 
 
 def transparent_conductors(train: pd.DataFrame, test: pd.DataFrame) -> Models:
@@ -270,7 +269,7 @@ def draw(module: ModuleType, salt: bytes) -> tuple[pd.DataFrame, pd.DataFrame, n
     """Return the train rows of a twin, its hidden rows (both splits), and the rule's predictions for these."""
     rng, rows = twin_generator(module.NAME, 0, salt), module.TRAIN_ROWS
     if module.NAME == "leaf-classification":
-        species = np.concatenate([rng.permutation(np.resize(np.arange(99), n)) for n in (rows, 792)])
+        species = np.concatenate([rng.permutation(np.resize(np.arange(99), n)) for n in (rows, 495)])
         table, rule = module.draw(rng, species)
     else:
         table, rule = module.draw(rng, rows + 2 * module.HIDDEN_ROWS)
@@ -310,5 +309,6 @@ def measure(name: str, draws: int = DRAWS) -> np.ndarray:
 def test_better_engineering_scores_better(name):
     ladder = measure(name) * (1 if find_task(name).METRIC.higher_is_better else -1)  # (draws, 4)
     gaps = np.diff(ladder, axis=1)  # (draws, 3)
-    assert (gaps.mean(axis=0) > 3 * gaps.std(axis=0, ddof=1) / np.sqrt(len(gaps))).all(), ladder
-    assert (gaps.mean(axis=0) > 0.04 * abs(ladder[:, 3] - ladder[:, 0]).mean()).all(), ladder
+    scatter = ladder.std(axis=0, ddof=1)  # of each rung from draw to draw, (4,)
+    assert (gaps > 0).all(), ladder
+    assert (gaps.mean(axis=0) > np.maximum(scatter[:-1], scatter[1:])).all(), ladder

@@ -1,10 +1,12 @@
 """tasks: the graders' rules, what the public files may hold, and the ladder of the twins."""
 
 import dataclasses
+import hashlib
 import json
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +19,13 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from tasks import find_task, load_task, random_pizza, task_names
+from tasks import InvalidSubmission, find_task, load_task, random_pizza, task_names
+from tasks.tables import FILE, row_files, to_csv
 from tasks.task import twin_generator
 
 
 def public_bytes(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -45,14 +48,31 @@ def test_normalised_score_is_monotone_and_clipped(tmp_path):
 # tasks
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", [name for name in task_names() if name != "patent-phrases"])
 def test_sample_submission_scores_the_baseline(name, tmp_path):
     task = load_task(name, tmp_path, "test")
-    assert task.grade((task.public_dir / task.schema.sample_file).read_bytes()) == task.baseline
+    depends_on_data = {"quadratic_kappa": 0.15, "accuracy": 0.1, "mean_column_rmsle": 0.05, "log_loss": 0.05}
+    score = task.grade((task.public_dir / task.schema.sample_file).read_bytes())
+    assert abs(score - task.baseline) <= depends_on_data.get(task.metric, 0)
+
+
+def test_sample_submission_of_patents_has_no_correlation(tmp_path):
+    task = load_task("patent-phrases", tmp_path, "test")
+    with pytest.raises(InvalidSubmission, match="all predictions are equal"):
+        task.grade((task.public_dir / task.schema.sample_file).read_bytes())
+
+
+@pytest.fixture
+def small_splits(monkeypatch):
+    """Fewer hidden rows, for tests that only look at what files hold."""
+    for module in map(find_task, task_names()):
+        for size in ("HIDDEN_ROWS", "HIDDEN_ROWS_PER_SPECIES"):
+            if hasattr(module, size):
+                monkeypatch.setattr(module, size, getattr(module, size) // 4)
 
 
 @pytest.mark.parametrize("name", task_names())
-def test_salt_and_seed_decide_the_draw(name, tmp_path):
+def test_salt_and_seed_decide_the_draw(name, tmp_path, small_splits):
     first, again, other, seeded = (
         load_task(name, tmp_path / str(i), "reward", seed=seed, salt=salt)
         for i, (seed, salt) in enumerate([(0, b"s"), (0, b"s"), (0, b"t"), (1, b"s")])
@@ -60,30 +80,65 @@ def test_salt_and_seed_decide_the_draw(name, tmp_path):
     assert public_bytes(first.public_dir) == public_bytes(again.public_dir)
     pd.testing.assert_frame_equal(first.answers, again.answers)
     for task in (other, seeded):
-        assert set(task.answers.iloc[:, 0]) != set(first.answers.iloc[:, 0])
-        assert task.answers.iloc[:, 1].tolist() != first.answers.iloc[:, 1].tolist()
+        assert task.answers.iloc[:, 1:].to_numpy().tolist() != first.answers.iloc[:, 1:].to_numpy().tolist()
+        files, others = public_bytes(task.public_dir), public_bytes(first.public_dir)
+        own = task.schema.image_files or (task.schema.test_file,)
+        assert all(files[name] != others[name] for name in files.keys() & others.keys() if name in own or "/" in name)
 
 
 @pytest.mark.parametrize("name", task_names())
-def test_public_files_hold_the_schema_and_no_label(name, tmp_path):
+def test_public_files_hold_the_schema_and_no_label(name, tmp_path, small_splits):
     reward, test = (load_task(name, tmp_path, split, salt=b"s") for split in ("reward", "test"))
     schema = reward.schema
-    files = {schema.train_file, schema.test_file, schema.sample_file}
-    used = {schema.id_column, *schema.numeric, *schema.text, *schema.categorical}
+    used = {schema.id_column, *schema.numeric, *schema.text, *schema.categorical, *schema.codes}
     ids = []
     for task in (reward, test):
         train = read_table(task.public_dir / schema.train_file)
         rows = read_table(task.public_dir / schema.test_file)
-        assert set(public_bytes(task.public_dir)) == files
+        templates = zip(row_files(schema), (train, rows), strict=False)
+        own = {template.format(**{schema.id_column: i}) for template, table in templates for i in table[schema.id_column]}
+        assert set(public_bytes(task.public_dir)) == {schema.train_file, schema.test_file, schema.sample_file, *own}
         assert used <= set(rows.columns) <= set(train.columns)
-        assert set(schema.target_columns) <= set(train.columns) - set(rows.columns)
+        assert set(schema.label_columns) <= set(train.columns) - set(rows.columns)
+        assert not {"species", "author", *schema.target_columns} & set(rows.columns)
+        assert list(task.answers.columns) == [schema.id_column, *schema.target_columns]
         assert rows[schema.id_column].tolist() == task.answers[schema.id_column].tolist()
         assert not rows.duplicated(schema.id_column).any()
-        assert all(stat.S_IMODE(path.stat().st_mode) == 0o444 for path in task.public_dir.iterdir())
+        assert all(stat.S_IMODE(path.stat().st_mode) == 0o444 for path in task.public_dir.rglob("*") if path.is_file())
         ids += [set(train[schema.id_column]), set(rows[schema.id_column])]
     assert ids[0] == ids[2]
-    assert not ids[0] & ids[1] | ids[0] & ids[3] | ids[1] & ids[3]
-    assert sorted(path.name for path in tmp_path.rglob("*")) == sorted([*files, *files, "reward", "test"])
+    if name != "transparent-conductors":  # numbered from 1 in each file, as in MLE-bench
+        assert not ids[0] & ids[1] | ids[0] & ids[3] | ids[1] & ids[3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["reward", "test"]
+
+
+CHECKSUMS = {
+    "hello-world": "705347c68ecb7b65",
+    "insults": "122a2a5975cf7e25",
+    "essay-scoring": "339eb451f9490645",
+    "random-pizza": "16e0a9ac87f040c1",
+    "tweet-sentiment": "62268e6325d4c162",
+    "tabular-may-2022": "590b958c43da4292",
+    "tabular-dec-2021": "16ae25344069c7d8",
+    "patent-phrases": "a46235c120c63251",
+    "plant-pathology": "3f4278e69c2919dd",
+    "leaf-classification": "7b07f90c8eb7f400",
+    "transparent-conductors": "8907d1a793302ddc",
+    "spooky-author": "e2fec40c7b66d303",
+    "chatbot-arena": "44a5a032c22d365e",
+}
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_twins_are_the_same_on_every_machine_and_quickly_made(name):
+    started = time.perf_counter()
+    split = find_task(name).make_twin(twin_generator(name, 0, b""), find_task(name).TRAIN_ROWS)
+    assert time.perf_counter() - started < 5
+    digest = hashlib.sha256()
+    for table in split:
+        digest.update(to_csv(table.drop(columns=FILE, errors="ignore")))
+        digest.update(b"".join(table.get(FILE, [])))
+    assert digest.hexdigest()[:16] == CHECKSUMS[name]
 
 
 def test_pizza_test_file_has_the_fields_known_when_posting(tmp_path):
@@ -126,7 +181,7 @@ def test_public_directory_is_reused_replaced_or_refused(tmp_path):
 def test_names_ids_and_bad_arguments(tmp_path):
     assert load_task("random-acts-of-pizza", tmp_path, "test").name == "random-pizza"
     bad = [
-        (("random-piza", "test"), {}, "hello-world, random-pizza.*Did you mean 'random-pizza'"),
+        (("random-piza", "test"), {}, "hello-world.*chatbot-arena.*Did you mean 'random-pizza'"),
         (("random-pizza", "val"), {}, "reward, test"),
         (("random-pizza", "test"), {"rows": 3}, "--rows 3"),
         (("hello-world", "test"), {"rows": 560}, "at most 469"),
