@@ -46,7 +46,7 @@ class WarmStart:
     mistake_share: float = 0.85
     batch_size: int = 8
     learning_rate: float = 5e-3
-    vocabulary: int = 1536
+    vocabulary: int = 2048  # at most; one task needs about 1100
     memory_gib: float = 4.0  # named in the prompts
     seed: int = 0
 
