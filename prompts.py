@@ -28,7 +28,7 @@ class Attempt:
 
     program: str
     output: str  # tail of what it printed, or of its traceback
-    score: float | None  # normalised score on the reward split; None when it failed
+    score: float | None  # reward: the normalised score on the reward split less penalties; None when it failed
 
 
 def build_prompt(task: Task, earlier: Attempt | None = None, *, brief: bool = False, memory_gib: float = 4.0) -> str:

@@ -61,13 +61,13 @@ class Execution:
     exit_code: int | None = None  # negative: a signal; None: ended by us
     stdout: str = ""
     stderr: str = ""
-    duration_s: float = 0.0  # wall_s - run_delay_s; clock="cpu": at most cpu_s + 10% + 0.2 s
-    cpu_s: float = 0.0  # of all processes of the run
+    duration_s: float = 0.0  # wall_s - run_delay_s, at least cpu_s; clock="cpu": at most cpu_s + 10% + 0.2 s
+    cpu_s: float = 0.0  # of all threads and processes of the run, from the start of its code
     peak_rss_mib: float = 0.0
     submission: bytes | None = None
     submission_note: str = ""  # why there is none
     wall_s: float = 0.0  # from just before the code to the exit of its process
-    run_delay_s: float = 0.0  # spent waiting for a core
+    run_delay_s: float = 0.0  # spent by its main thread waiting for a core
     queue_s: float = 0.0  # spent waiting for a worker
     setup_s: float = 0.0
     sleeper: bool = False  # ran for over 1 s, less than half of it on a core

@@ -84,6 +84,7 @@ def place_data(public_dir: str | None, work: str, isolation: Isolation) -> list[
     if public_dir is None:
         return []
     names = [name for name in os.listdir(public_dir) if name not in ("submission.csv", "solution.py")]
+    names = [name for name in names if os.path.exists(os.path.join(public_dir, name))]  # no link that leads nowhere
     sources = [os.path.realpath(os.path.join(public_dir, name)) for name in names]
     linked = isolation.has("landlock") and (not isolation.has("user") or all(map(is_open_to_all, sources)))
     for name, source in zip(names, sources, strict=True):
@@ -92,16 +93,13 @@ def place_data(public_dir: str | None, work: str, isolation: Isolation) -> list[
             os.symlink(source, target)
         else:
             copy_read_only(source, target)
-    return [*sources, *linked_folders(sources)] if linked else []
+    return [*sources, *nested_targets(sources)] if linked else []
 
 
-def linked_folders(sources: list[str]) -> set[str]:
-    """Return the directories that links inside the data point to, as images of real data do."""
-    found = set()
-    for folder, _, names in (step for source in sources for step in os.walk(source)):
-        links = (path for name in names if os.path.islink(path := os.path.join(folder, name)))
-        found |= {os.path.dirname(os.path.realpath(link)) for link in links}
-    return found
+def nested_targets(sources: list[str]) -> list[str]:
+    """Return what links inside the data point to, as images of real data do: the files alone, not what lies beside them."""
+    inside = (os.path.join(folder, name) for source in sources for folder, _, names in os.walk(source) for name in names)
+    return [target for path in inside if os.path.islink(path) and os.path.exists(target := os.path.realpath(path))]
 
 
 def is_open_to_all(path: str) -> bool:

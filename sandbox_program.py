@@ -33,7 +33,7 @@ def run_program(request, isolation: Isolation, work: str, monitor: int, pipes: t
         prepare_process(request, work, out, err, keep=(stamp, ruleset))
         set_limits(request.time_limit_s, request.memory_gib, request.file_mib, request.user_threads)
         isolation.apply(request.uid, monitor, ruleset)
-        os.write(stamp, struct.pack("dd", time.monotonic(), read_run_delay_s("self")))
+        os.write(stamp, struct.pack("ddd", time.monotonic(), read_run_delay_s("self"), time.process_time()))
         if LINUX:  # elsewhere its end of file tells the monitor of the exit
             os.close(stamp)
         exit_code = run_code(request.program)

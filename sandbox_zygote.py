@@ -202,10 +202,10 @@ def supervise(request, isolation: Isolation, lifelines: list[int], started_at: f
         run_program(request, isolation, work, monitor, (out_w, err_w, stamp_w))
     for fd in (out_w, err_w, stamp_w):
         os.close(fd)
-    message = os.read(stamp, 16)
-    if len(message) < 16:
+    message = os.read(stamp, 24)
+    if len(message) < 24:
         raise RuntimeError(f"set-up of the program failed: {os.read(err, 4096).decode(errors='replace')}")
-    begun_at, begun_delay_s = struct.unpack("dd", message)
+    begun_at, begun_delay_s, begun_cpu_s = struct.unpack("ddd", message)
 
     captures = {out: Capture(request.output_mib), err: Capture(request.output_mib)}
     gone = os.pidfd_open(pid) if LINUX else stamp
@@ -223,8 +223,10 @@ def supervise(request, isolation: Isolation, lifelines: list[int], started_at: f
     submission, submission_note = read_submission(directory, request.submission_mib * MIB)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     peak_rss_mib = usage.ru_maxrss / (1024 if LINUX else MIB)
-    wall_s, cpu_s = ended_at - begun_at, usage.ru_utime + usage.ru_stime
-    duration_s = max(wall_s - run_delay_s, 1e-4)
+    wall_s = ended_at - begun_at
+    cpu_s = max(usage.ru_utime + usage.ru_stime - begun_cpu_s, 0.0)
+    # The delay is of the main thread, which may wait for the program's own threads: never less than the work they all did.
+    duration_s = max(wall_s - run_delay_s, min(cpu_s, wall_s), 1e-4)
     fields = {
         "status": status or exit_status(exit_code, large=peak_rss_mib > 512 * request.memory_gib),
         "exit_code": None if status else exit_code,

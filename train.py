@@ -191,7 +191,8 @@ def train(
             batch.episodes, policy, reference, temperature=config.temperature, micro_batch_tok=config.micro_batch_tok,
             policy_version=state.step, inverse_inclusion=batch.inverse_inclusion, task_names=list(state.pools),
         )  # fmt: skip
-        metrics = update(config, policy, optimizer, experience, state) | {"policy/kl_coef": state.kl_coef}
+        metrics = update(config, policy, optimizer, experience, state)
+        metrics |= {"policy/kl_coef": state.kl_coef, "policy/learning_rate": optimizer.param_groups[0]["lr"]}
         updated = time.monotonic()
 
         for name, pool in state.pools.items():

@@ -172,3 +172,39 @@ def test_a_program_can_open_itself():
     with Sandbox() as sandbox:
         program = "import inspect\ndef f(): return 1\nprint(open(__file__).readline(), inspect.getsource(f))"
         assert sandbox.run(program, None).stdout == "import inspect\n def f(): return 1\n\n"
+
+
+@linux
+def test_work_that_threads_do_is_in_the_duration():
+    """The main thread waits for its own threads, ready to run: that is no delay by others."""
+    work = "import hashlib, threading\ndef work(): hashlib.pbkdf2_hmac('sha256', b'a', b'b', {})\n"
+    threads = "import _thread\ndone = []\ndef both(): work(); done.append(1)\n"
+    threads += "for _ in range(20): _thread.start_new_thread(both, ())\n"
+    waits = "while len(done) < 20: hashlib.pbkdf2_hmac('sha256', b'a', b'b', 3000)"
+    with Sandbox() as sandbox:
+        alone = sandbox.run(work.format(600_000) + "work()", None)
+        hidden = sandbox.run(work.format(30_000) + threads + waits, None)
+    assert hidden.status == "ok" and hidden.duration_s >= hidden.cpu_s - 1e-6 and hidden.duration_s > 0.7 * alone.duration_s
+
+
+@linux
+def test_a_link_inside_the_data_opens_its_target_and_nothing_beside_it(tmp_path):
+    (tmp_path / "public" / "images").mkdir(parents=True)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "1.jpg").write_text("picture")
+    (tmp_path / "real" / "labels.csv").write_text("secret")
+    (tmp_path / "public" / "images" / "1.jpg").symlink_to(tmp_path / "real" / "1.jpg")
+    (tmp_path / "public" / "nowhere").symlink_to(tmp_path / "missing")
+    program = "import os\npath = os.path.realpath('images/1.jpg')\nprint(open(path).read(), os.listdir('.'))\n"
+    with Sandbox() as sandbox:
+        execution = sandbox.run(program + "open(os.path.dirname(path) + '/labels.csv').read()", tmp_path / "public")
+    assert execution.stdout.startswith("picture") and "nowhere" not in execution.stdout
+    assert "PermissionError" in execution.stderr
+
+
+@linux
+@pytest.mark.parametrize("call", ["vmsplice/278/75", "splice/275/76", "tee/276/77", "fallocate/285/47"])
+def test_memory_in_pipes_and_reserved_disk_are_closed(call):
+    name, *numbers = call.split("/")
+    assert answer("x86_64", name) == (errno.EOPNOTSUPP if name == "fallocate" else errno.EPERM)
+    assert NUMBERS[name] == numbers
