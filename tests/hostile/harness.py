@@ -238,15 +238,15 @@ class Harness:
 
     def check_leftovers(self) -> list[str]:
         """Return the processes and directories that a run left, and whether the sandbox had to start anew."""
+        give_up_at = time.monotonic() + REMOVAL_S
+        while (names := set(os.listdir(self.sandbox._root)) - self.root_before) and time.monotonic() < give_up_at:
+            time.sleep(0.01)
         give_up_at = time.monotonic() + 1.5
         while (left := self.processes() - self.processes_before) and time.monotonic() < give_up_at:
             time.sleep(0.01)
         failures = [f"left the process {pid}: {describe(pid)}" for pid in sorted(left - self.zygotes)][:5]
         if children(os.getpid()) - {self.victim.pid} != self.zygotes:
             failures.append("the zygote was replaced")
-        give_up_at = time.monotonic() + REMOVAL_S
-        while (names := set(os.listdir(self.sandbox._root)) - self.root_before) and time.monotonic() < give_up_at:
-            time.sleep(0.1)
         if names:
             failures.append(f"left {sorted(names)[:5]} in the sandbox's directory")
         return failures
