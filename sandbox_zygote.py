@@ -104,6 +104,11 @@ def warm_up(modules: list[str]) -> None:
     for model in (LogisticRegression(), GradientBoostingClassifier(n_estimators=2), RandomForestClassifier(2)):
         cross_val_score(model, frame[["a", "b"]], frame.y, cv=2, scoring="roc_auc")
     TfidfVectorizer().fit_transform(["one two", "two three"])
+    if "torch" in modules:  # the first step of an optimizer imports another thousand modules
+        torch = sys.modules["torch"]
+        loss = torch.nn.Linear(2, 1)(torch.ones(3, 2)).sum()
+        loss.backward()
+        torch.optim.Adam([torch.zeros(1, requires_grad=True)]).step()
 
 
 def use_thread_locks() -> None:
