@@ -16,6 +16,7 @@ from pathlib import Path
 
 from isolation import MIB, Isolation
 
+COPIED_MIB = 4  # a larger file of the data is linked
 DISK_ENTRIES, DISK_DEPTH = 5_000, 32  # more files end the program (unless the data are as many); looks no deeper
 
 
@@ -78,22 +79,24 @@ def deleted_use(pid: int) -> int:
 def place_data(public_dir: str | None, work: str, isolation: Isolation) -> list[str]:
     """Put the public files into the work directory; return the paths that the program needs to read besides.
 
-    Links where Landlock keeps their targets from being written, else copies, read-only: gigabytes are not to be copied
-    for each run, but a plain link would share the file with the next one.
+    Small files are copied, read-only. Folders and large files become links, for gigabytes are not to be copied for each run;
+    but only where Landlock keeps the targets from being written, else the next run would see what this one did to them.
     """
     if public_dir is None:
         return []
     names = [name for name in os.listdir(public_dir) if name not in ("submission.csv", "solution.py")]
     names = [name for name in names if os.path.exists(os.path.join(public_dir, name))]  # no link that leads nowhere
     sources = [os.path.realpath(os.path.join(public_dir, name)) for name in names]
-    linked = isolation.has("landlock") and (not isolation.has("user") or all(map(is_open_to_all, sources)))
+    may_link = isolation.has("landlock") and (not isolation.has("user") or all(map(is_open_to_all, sources)))
+    linked = []
     for name, source in zip(names, sources, strict=True):
         target = os.path.join(work, name)
-        if linked:
+        if may_link and (os.path.isdir(source) or os.path.getsize(source) > COPIED_MIB * MIB):
             os.symlink(source, target)
+            linked.append(source)
         else:
             copy_read_only(source, target)
-    return [*sources, *nested_targets(sources)] if linked else []
+    return [*linked, *nested_targets(linked)]
 
 
 def nested_targets(sources: list[str]) -> list[str]:

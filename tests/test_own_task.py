@@ -1,0 +1,162 @@
+"""A task of one's own in one file, on real data in MLE-bench's layout: scikit-learn's wine, diabetes and digits."""
+
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from sklearn.datasets import load_diabetes, load_digits, load_wine
+
+from config import parse_args
+from sandbox import Sandbox
+from tasks import find_task, load_task, raw, tables
+from tasks.__main__ import main
+
+MY_TASK = '''
+from tasks import tables
+from tasks.grading import {metric}, {grader}
+from tasks.task import Schema
+
+NAME, ID = "{name}", "{name}"
+METRIC, TIME_LIMIT_S, TRAIN_ROWS, DATA = {metric}, 60.0, 0, "real"
+DESCRIPTION = "Goal: predict {targets}."
+SCHEMA = Schema("train.csv", "test.csv", "sample_submission.csv", "csv", "id", {targets}, "{problem}", "{prediction}",
+                numeric={features}, classes={classes}, label_column="{label_column}", image_files={images})
+LABELS = SCHEMA.label_columns
+COLUMNS = ("id", *SCHEMA.numeric, *LABELS), ("id", *SCHEMA.numeric)
+
+
+def read_real(prepared, with_test):
+    return tables.read_real(ID, SCHEMA, COLUMNS, prepared, with_test)
+
+
+def public_files(train, hidden):
+    sample = hidden[["id"]].assign(**dict.fromkeys(SCHEMA.target_columns, {constant}))
+    return tables.public_files(SCHEMA, COLUMNS[1], train, hidden, sample)
+
+
+def answers(hidden):
+    return tables.answers(SCHEMA, hidden)
+
+
+def grade(submission, truth):
+    return {grader}(submission, truth, "id", {grader_target})
+'''
+
+
+def write_own_task(directory: Path, name: str, table: pd.DataFrame, contents: list[bytes] | None = None, **choices) -> Path:
+    """Write the task's file and its data in MLE-bench's layout; a tenth of the rows is the private test split."""
+    sides = directory / "data" / name / "prepared"
+    (sides / "public/images").mkdir(parents=True)
+    (sides / "private").mkdir()
+    train, test = raw.split(table)
+    labels = [choices["label_column"]] if choices["label_column"] else list(choices["targets"])
+    truth = test[["id"]].copy()
+    for target, label in zip(choices["targets"], choices["classes"] or choices["targets"], strict=False):
+        truth[target] = (test[labels[0]] == label).astype(int) if choices["label_column"] else test[target]
+    files = {"public/train.csv": train, "public/test.csv": test.drop(columns=labels), "private/test.csv": truth}
+    for path, part in files.items():
+        (sides / path).write_bytes(tables.to_csv(part))
+    for number, content in zip(table["id"], contents or [], strict=False):
+        (sides / f"public/images/{number}.jpg").write_bytes(content)
+    (directory / f"{name}.py").write_text(MY_TASK.format(name=name, **choices))
+    return directory / f"{name}.py"
+
+
+def own_wine(directory: Path) -> Path:
+    data = load_wine()
+    features = tuple(data.feature_names)
+    table = pd.DataFrame(data.data, columns=features).assign(kind=data.target)
+    table.insert(0, "id", np.arange(len(table)))
+    return write_own_task(
+        directory, "wine", table, metric="ACCURACY", grader="grade_accuracy", targets=("kind",), problem="multiclass",
+        prediction="label", features=features, classes=(0, 1, 2), label_column="", images=(), constant=1,
+        grader_target='"kind"',
+    )  # fmt: skip
+
+
+def own_diabetes(directory: Path) -> Path:
+    data = load_diabetes()
+    table = pd.DataFrame(data.data, columns=data.feature_names).assign(progression=data.target)
+    table.insert(0, "id", np.arange(len(table)))
+    return write_own_task(
+        directory, "diabetes", table, metric="PEARSON", grader="grade_pearson", targets=("progression",), problem="regression",
+        prediction="value", features=tuple(data.feature_names), classes=(), label_column="", images=(), constant=0,
+        grader_target='"progression"',
+    )  # fmt: skip
+
+
+def own_digits(directory: Path) -> Path:
+    data = load_digits()
+    images, digits = data.images[:300], data.target[:300]
+    table = pd.DataFrame({"id": np.arange(len(digits)), "digit": digits})
+    classes, targets = tuple(range(10)), tuple(f"is_{i}" for i in range(10))
+    contents = []
+    for image in images:
+        buffer = io.BytesIO()
+        Image.fromarray((15 * image).astype(np.uint8)).resize((32, 32)).save(buffer, "JPEG")
+        contents.append(buffer.getvalue())
+    return write_own_task(
+        directory, "digits", table, contents, metric="LOG_LOSS_99", grader="grade_log_loss", targets=targets,
+        problem="multiclass", prediction="probabilities", features=(), classes=classes, label_column="digit",
+        images=("images/{id}.jpg",) * 2, constant=0.1, grader_target="SCHEMA.target_columns",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("own", [own_wine, own_diabetes, own_digits])
+def test_a_task_in_one_file_with_real_data(own, tmp_path, capsys):
+    path = own(tmp_path)  # step 1: the file (and the data)
+    assert main(["show", str(path)]) == 0  # step 2: look at it
+    assert "Goal: predict" in capsys.readouterr().out
+    for split in ("reward", "test"):  # step 3: train with --task FILE --data-dir DATA
+        task = load_task(str(path), tmp_path / "run", split, data_dir=tmp_path / "data")
+        assert task.grade(tables.to_csv(task.answers)) == pytest.approx(task.best, abs=1e-9)
+        assert task.thresholds == {} and task.data == "real"
+        public = sorted(p.name for p in task.public_dir.iterdir())
+        assert public == [*(["images"] if task.schema.image_files else []), "sample_submission.csv", "test.csv", "train.csv"]
+    with pytest.raises(ValueError, match="has no twin"):
+        load_task(str(path), tmp_path / "run", "reward")
+
+
+def test_programs_read_linked_images_and_cannot_remove_them(tmp_path):
+    task = load_task(str(own_digits(tmp_path)), tmp_path / "run", "reward", data_dir=tmp_path / "data")
+    program = """
+import os
+import pandas as pd
+from PIL import Image
+for i in pd.read_csv("test.csv")["id"]:
+    assert Image.open(f"images/{i}.jpg").size == (32, 32)
+    try:
+        os.unlink(f"images/{i}.jpg")
+    except OSError:
+        continue
+    raise SystemExit("removed")
+os.rename("sample_submission.csv", "submission.csv")
+"""
+    with Sandbox(1) as sandbox:
+        execution = sandbox.run(program, task.public_dir, time_limit_s=60)
+    assert execution.status == "ok", execution.stderr
+    assert task.grade(execution.submission) == pytest.approx(math.log(10))
+    assert len(list((tmp_path / "data").rglob("*.jpg"))) == 300
+
+
+def test_a_task_in_one_file_with_a_twin(tmp_path, capsys, monkeypatch):
+    hello = Path(find_task("hello-world").__file__).read_text()
+    path = tmp_path / "tumours.py"
+    path.write_text(hello.replace('"hello-world"', '"tumours"'))
+    assert main(["make", str(path), str(tmp_path / "out"), "--rows", "50"]) == 0
+    assert (tmp_path / "out/private/test.csv").is_file() and load_task(str(path), tmp_path / "run", "test").name == "tumours"
+    monkeypatch.chdir(tmp_path)
+    config, *_ = parse_args(["--task", "tumours.py", "--model", "tiny"])
+    assert (config.task, config.run_dir) == (str(path), "runs/tumours")  # a resume from elsewhere finds the file
+    path = tmp_path / "half.py"
+    path.write_text('NAME = "half"\n')
+    for name, reason in ((path, "lacks ID, METRIC, .*make_twin"), (tmp_path / "absent.py", r"no file .*absent\.py")):
+        with pytest.raises(ValueError, match=reason):
+            find_task(str(name))
+    path.write_text("NAME = \n")
+    assert main(["show", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
