@@ -1,15 +1,20 @@
 """Several tasks in one run: prompts, pools, metrics, weights and evaluation are of each task."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
-from conftest import run_script
 from test_rollout import FakeSandbox
 
+import eval
+import train
+from checkpoint import UsageError
+from model import save_policy
 from rollout import Collector, ImprovementPool, to_experience
 from runlog import episode_metrics
 from tasks import expand_names, load_task
+from train import load_start
 
 SMALL = ["--demonstrations", "60", "--batch-size", "8", "--minibatches", "2", "--max-new-tok", "40", "--threads", "1"]
 
@@ -39,24 +44,31 @@ def test_each_prompt_is_of_one_task_and_an_episode_knows_which(policy, tmp_path)
     assert torch.equal(index, to_experience(episodes, policy, policy, task_names=names, **options).task_index)
 
 
-def test_two_tasks_train_resume_and_are_evaluated(tmp_path):
-    environment, run = {"NANOMLE_CACHE": str(tmp_path / "cache")}, tmp_path / "run"
-    done = run_script("train.py", "--task", "hello-world,insults", "--steps", "1", "--run-dir", run, *SMALL, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert run_script("train.py", "--resume", run, "--steps", "2", env=environment).returncode == 0
-    assert {path.name for path in (run / "public").iterdir()} == {"hello-world", "insults"}
-    evaluated = run_script("eval.py", run, "--samples", "2", env=environment)
-    assert evaluated.returncode == 0, evaluated.stderr
-    results = json.loads((run / "eval.json").read_text())["tasks"]
-    assert [result["task"] for result in results] == ["hello-world", "insults"] and "insults (twin data)" in evaluated.stdout
+def test_two_tasks_train_resume_and_are_evaluated(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NANOMLE_CACHE", str(tmp_path / "cache"))
+    run = str(tmp_path / "run")
+    assert train.main(["--task", "hello-world,insults", "--steps", "1", "--run-dir", run, *SMALL]) == 0
+    assert train.main(["--resume", run, "--steps", "2"]) == 0
+    assert {path.name for path in (tmp_path / "run" / "public").iterdir()} == {"hello-world", "insults"}
+    capsys.readouterr()
+    assert eval.main([run, "--samples", "2"]) == 0
+    results = json.loads((tmp_path / "run" / "eval.json").read_text())["tasks"]
+    assert [result["task"] for result in results] == ["hello-world", "insults"]
+    assert "insults (twin data)" in capsys.readouterr().out
 
 
-def test_zero_shot_says_whether_a_task_can_be_trained_on(tmp_path, policy):
-    from model import save_policy
+def test_zero_shot_needs_a_task_that_there_is_and_a_model_that_can_read_it(tmp_path, policy):
+    save_policy(policy, tmp_path)
+    with pytest.raises(UsageError, match="tokens"):  # the toy's prompts are too long
+        eval.main(["--zero-shot", "hello-world", "--samples", "3", "--model", str(tmp_path)])
+    with pytest.raises(UsageError, match="hello-world"):
+        eval.main(["--zero-shot", "hello-worl"])
+    with pytest.raises(UsageError, match="either"):
+        eval.main([])
 
-    save_policy(policy, tmp_path)  # random weights: no program of it is valid
-    options = ("--samples", "3", "--model", tmp_path)
-    answered = run_script("eval.py", "--zero-shot", "hello-world", *options)
-    assert answered.returncode == 2 and "tokens" in answered.stderr  # its context is too short, said in one line
-    assert run_script("eval.py", "--zero-shot", "hello-worl").returncode == 2
-    assert run_script("eval.py").returncode == 2
+
+def test_zero_shot_says_whether_a_task_can_be_trained_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NANOMLE_CACHE", str(tmp_path))
+    monkeypatch.setattr(eval, "load_start", lambda config, tasks: load_start(replace(config, demonstrations=30), tasks))
+    assert eval.main(["--zero-shot", "hello-world", "--samples", "2"]) == 0
+    assert "hello-world: 0 of 2 valid" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from test_sandbox import REPOSITORY, children_of, processes_with, wait_for
 from sandbox import Sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-KILLS = int(os.environ.get("NANOMLE_KILLS", 12))  # `make hostile` sets 50
+KILLS = int(os.environ.get("NANOMLE_KILLS", 8))  # `make hostile` sets 50
 PROGRAM = "import time\nfor _ in range(20): time.sleep(0.01)\nprint('done')"
 TRAINER = f"""
 import sys
