@@ -25,6 +25,13 @@ def init_processes() -> int:
     return dist.get_rank()
 
 
+def finish_processes() -> None:
+    """Leave the group together: a rank that is torn down while another still talks to it may abort. A collective."""
+    if rank_and_world()[1] > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
 def rank_and_world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
 

@@ -31,7 +31,7 @@ from config import Config, parse_args, run_main
 from duration import describe_mismatch
 from model import Policy, context_tok, frozen_copy, is_tiny, load_policy
 from prompts import build_prompt, encode_prompt
-from ranks import all_max, cores_per_rank, device, gather, init_processes, rank_and_world
+from ranks import all_max, cores_per_rank, device, finish_processes, gather, init_processes, rank_and_world
 from rollout import Collector, ImprovementPool, to_experience
 from runlog import RunLog, episode_metrics
 from sandbox import InfraError, Sandbox, describe_status, usable_cores
@@ -301,8 +301,7 @@ def main(argv: list[str]) -> int:
         collector = build_collector(config, tasks, sandbox, checkpoint.load_secret(run_dir))
         collector = dataclasses.replace(collector, pools=pools)
         finished = train(config, run_dir, policy, reference, optimizer, state, collector)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    finish_processes()
     if rank == 0 and finished:
         print(f"done: {run_dir}; next: {os.path.relpath(sys.executable)} eval.py {run_dir}")
     elif rank == 0:

@@ -11,6 +11,7 @@ import torch.multiprocessing as mp
 from toy import NAN, SETTINGS, ToyPolicy, close, parameters, rows_of, sample_experience, updated
 
 import ppo
+from ranks import finish_processes
 
 # update
 
@@ -140,7 +141,7 @@ def run_rank(rank, directory):
     uneven = sample_experience(ToyPolicy(), (1,) * 5, lengths, seed=rank)
     result["uneven"] = updated(uneven, micro_batch_tok=100, epochs=2, minibatches=2)
     torch.save(result, f"{directory}/rank{rank}.pt")
-    dist.destroy_process_group()
+    finish_processes()
 
 
 @pytest.fixture(scope="module")
