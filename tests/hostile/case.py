@@ -62,8 +62,8 @@ class Case:
         @VICTIM@, @TRAINER@, @ZYGOTE@ process ids: of another program of the trainer's user, of ours, of the sandbox
         @PORT@, @UDP_PORT@ of listeners on 127.0.0.1               @UNIX@, @UNIX_DGRAM@ paths of listening sockets
         @ABSTRACT@, @ABSTRACT_DGRAM@ their abstract names, less the leading NUL
-    needs: layers without which the attack is known to succeed, by the names of Sandbox.status(), "a|b" where one of
-        both is enough; a name that status() lacks is a layer that nobody has. Then its effects are a residual.
+    needs: layers without which the attack is known to succeed, by the names of Harness.layers(), "a|b" where one of
+        both is enough. Only without them its effects are a residual, listed in the README.
     says: text that stdout, note or submission_note must hold
     submission: any | none (what it leaves must not be taken) | invalid (if taken, the grader must refuse it, quickly)
     drastic: could hurt more than the run; only where the suite has a pid namespace of its own

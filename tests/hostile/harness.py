@@ -8,6 +8,7 @@ for its own deeds only. Processes are found by reading /proc, not by asking the 
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -42,7 +43,6 @@ from tasks.grading import InvalidSubmission, grade_auc
 PROJECT = Path(__file__).resolve().parents[2]
 IN_NAMESPACE = os.environ.get("NANOMLE_HOSTILE_NAMESPACE") == "1"
 REPORT = os.environ.get("NANOMLE_HOSTILE_REPORT")  # a file that gets a line of JSON for layers and residuals
-LAYERS = ("environment", "limits", "seccomp", "landlock", "user", "capabilities", "network")
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGIO)
 ROWS = 200
 SLACK_S, HUNG_S = 2.0, 12.0  # over the time limit: a failure; the run is given up
@@ -160,10 +160,11 @@ class Harness:
         return done.stdout
 
     def layers(self) -> dict[str, bool]:
-        """Return which layers are active; a sandbox that does not tell is held to all of them."""
-        if not hasattr(self.sandbox, "status"):
-            return dict.fromkeys(LAYERS, True)
-        return {layer.name: layer.active for layer in self.sandbox.status()}
+        """Return which layers are active, and whether a monitor may look at the descriptors of a program of another user."""
+        layers = {layer.name: layer.active for layer in self.sandbox.status()}
+        capabilities = int(re.search(r"CapEff:\s*(\w+)", Path("/proc/self/status").read_text())[1], 16)
+        may_trace = bool(capabilities >> 19 & 1)  # CAP_SYS_PTRACE
+        return layers | {"accounting of deleted files": may_trace or not layers["user"]}
 
     # runs
 
