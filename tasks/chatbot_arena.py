@@ -6,6 +6,7 @@ refusals; what counts is the difference of the two answers, and ties come where 
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -115,11 +116,6 @@ def make_twin(rng: np.random.Generator, rows: int) -> tuple[pd.DataFrame, pd.Dat
     return tables.split_twin(draw(rng, rows + 2 * HIDDEN_ROWS)[0], rows, HIDDEN_ROWS)
 
 
-def read_real(prepared: Path, with_test: bool) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Return the public train table and, if asked for, the test table with its answers. Raises as tables.read_real."""
-    return tables.read_real(ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS), prepared, with_test, private="answers.csv")
-
-
 def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
     """Return a submission of the right form, with 1/3 everywhere."""
     return hidden[["id"]].assign(**dict.fromkeys(WINNERS, 1 / 3))
@@ -136,11 +132,6 @@ def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
     return public_files(train, test), {"answers.csv": tables.to_csv(test)}
 
 
-def answers(hidden: pd.DataFrame) -> pd.DataFrame:
-    """Return the id and the answer of each hidden row."""
-    return tables.answers(SCHEMA, hidden)
-
-
-def grade(submission: bytes, truth: pd.DataFrame) -> float:
-    """Return the log loss. Raises InvalidSubmission."""
-    return grade_log_loss(submission, truth, "id", WINNERS)
+read_real = partial(tables.read_real, ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS), private="answers.csv")
+answers = partial(tables.answers, SCHEMA)
+grade = partial(grade_log_loss, id_column="id", classes=WINNERS)

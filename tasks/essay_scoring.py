@@ -5,6 +5,7 @@ paragraphs and linking words help only together.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -107,11 +108,6 @@ def make_twin(rng: np.random.Generator, rows: int) -> tuple[pd.DataFrame, pd.Dat
     return tables.split_twin(draw(rng, rows + 2 * HIDDEN_ROWS)[0], rows, HIDDEN_ROWS)
 
 
-def read_real(prepared: Path, with_test: bool) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Return the public train table and, if asked for, the test table with its answers. Raises as tables.read_real."""
-    return tables.read_real(ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS), prepared, with_test, private="answers.csv")
-
-
 def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
     """Return a submission of the right form, with the random grades of MLE-bench."""
     return hidden[["essay_id"]].assign(score=np.random.RandomState(42).randint(1, 7, len(hidden)))
@@ -128,11 +124,6 @@ def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
     return public_files(train, test), {"answers.csv": tables.to_csv(test)}
 
 
-def answers(hidden: pd.DataFrame) -> pd.DataFrame:
-    """Return the id and the answer of each hidden row."""
-    return tables.answers(SCHEMA, hidden)
-
-
-def grade(submission: bytes, truth: pd.DataFrame) -> float:
-    """Return the quadratic weighted kappa. Raises InvalidSubmission."""
-    return grade_kappa(submission, truth, "essay_id", "score")
+read_real = partial(tables.read_real, ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS), private="answers.csv")
+answers = partial(tables.answers, SCHEMA)
+grade = partial(grade_kappa, id_column="essay_id", target="score")

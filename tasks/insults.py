@@ -5,6 +5,7 @@ are aimed at the reader ("you are a clown", not "he is a clown"); shouting, brev
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -111,11 +112,6 @@ def make_twin(rng: np.random.Generator, rows: int) -> tuple[pd.DataFrame, pd.Dat
     return tables.split_twin(draw(rng, rows + 2 * HIDDEN_ROWS)[0], rows, HIDDEN_ROWS)
 
 
-def read_real(prepared: Path, with_test: bool) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Return the public train table and, if asked for, the test table with its answers. Raises as tables.read_real."""
-    return tables.read_real(ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS), prepared, with_test)
-
-
 def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
     """Return a submission of the right form, with 0 everywhere."""
     return hidden[list(TEST_COLUMNS)].assign(Insult=0)[list(TRAIN_COLUMNS)]
@@ -138,11 +134,6 @@ def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
     return public, {"test.csv": copies["test_with_solutions.csv"], "gold_submission.csv": gold}
 
 
-def answers(hidden: pd.DataFrame) -> pd.DataFrame:
-    """Return the id and the answer of each hidden row."""
-    return tables.answers(SCHEMA, hidden)
-
-
-def grade(submission: bytes, truth: pd.DataFrame) -> float:
-    """Return the AUC. Raises InvalidSubmission."""
-    return grade_auc(submission, truth, "Comment", "Insult", text_ids=True)
+read_real = partial(tables.read_real, ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS))
+answers = partial(tables.answers, SCHEMA)
+grade = partial(grade_auc, id_column="Comment", target="Insult", text_ids=True)

@@ -7,6 +7,7 @@ around it with a noise that differs by column. The measures are tiny, so a model
 """
 
 import io
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -112,11 +113,6 @@ def _silhouette(rng: np.random.Generator, shape: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def read_real(prepared: Path, with_test: bool) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Return the public train table and, if asked for, the test table with its answers. Raises as tables.read_real."""
-    return tables.read_real(ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS), prepared, with_test)
-
-
 def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
     """Return a submission of the right form, with 1/99 everywhere."""
     return pd.DataFrame({"id": hidden["id"], **dict.fromkeys(SPECIES, 1 / 99)})
@@ -138,11 +134,6 @@ def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
     return public_files(train, test), {"test.csv": tables.to_csv(answers(test))}
 
 
-def answers(hidden: pd.DataFrame) -> pd.DataFrame:
-    """Return the id and the answer of each hidden row."""
-    return tables.answers(SCHEMA, hidden)
-
-
-def grade(submission: bytes, truth: pd.DataFrame) -> float:
-    """Return the log loss. Raises InvalidSubmission."""
-    return grade_log_loss(submission, truth, "id", SPECIES, exact=True)
+read_real = partial(tables.read_real, ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS))
+answers = partial(tables.answers, SCHEMA)
+grade = partial(grade_log_loss, id_column="id", classes=SPECIES, exact=True)

@@ -5,6 +5,7 @@ the leaf and dirt on the ground beside it do not. Both diseases together are rar
 """
 
 import io
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -95,11 +96,6 @@ def _add_spots(rng: np.random.Generator, image: np.ndarray, where: np.ndarray, c
         image[spot & where] = np.array(colour) + rng.integers(-25, 26, 3)
 
 
-def read_real(prepared: Path, with_test: bool) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Return the public train table and, if asked for, the test table with its answers. Raises as tables.read_real."""
-    return tables.read_real(ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS), prepared, with_test)
-
-
 def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
     """Return a submission of the right form, with 0.25 everywhere."""
     return hidden[["image_id"]].assign(**dict.fromkeys(STATES, 0.25))
@@ -123,11 +119,6 @@ def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
     return public_files(train, test), {"test.csv": tables.to_csv(test[list(TRAIN_COLUMNS)])}
 
 
-def answers(hidden: pd.DataFrame) -> pd.DataFrame:
-    """Return the id and the answer of each hidden row."""
-    return tables.answers(SCHEMA, hidden)
-
-
-def grade(submission: bytes, truth: pd.DataFrame) -> float:
-    """Return the mean of the four AUCs. Raises InvalidSubmission."""
-    return grade_column_auc(submission, truth, "image_id", STATES)
+read_real = partial(tables.read_real, ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS))
+answers = partial(tables.answers, SCHEMA)
+grade = partial(grade_column_auc, id_column="image_id", columns=STATES)

@@ -4,6 +4,7 @@ The twin's hidden rule is in `draw`: the three authors choose the same words wit
 punctuation and in how long their sentences are; no word gives an author away.
 """
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -87,11 +88,6 @@ def make_twin(rng: np.random.Generator, rows: int) -> tuple[pd.DataFrame, pd.Dat
     return tables.split_twin(draw(rng, rows + 2 * HIDDEN_ROWS)[0], rows, HIDDEN_ROWS)
 
 
-def read_real(prepared: Path, with_test: bool) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Return the public train table and, if asked for, the test table with its answers. Raises as tables.read_real."""
-    return tables.read_real(ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS), prepared, with_test)
-
-
 def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
     """Return a submission of the right form, with the frequencies of the authors in the real data."""
     return hidden[["id"]].assign(EAP=0.403493538995863, HPL=0.287808366106543, MWS=0.308698094897594)
@@ -108,11 +104,6 @@ def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
     return public_files(train, test), {"test.csv": tables.to_csv(answers(test))}
 
 
-def answers(hidden: pd.DataFrame) -> pd.DataFrame:
-    """Return the id and the answer of each hidden row."""
-    return tables.answers(SCHEMA, hidden)
-
-
-def grade(submission: bytes, truth: pd.DataFrame) -> float:
-    """Return the log loss. Raises InvalidSubmission."""
-    return grade_log_loss(submission, truth, "id", AUTHORS, exact=True, id_first=True)
+read_real = partial(tables.read_real, ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS))
+answers = partial(tables.answers, SCHEMA)
+grade = partial(grade_log_loss, id_column="id", classes=AUTHORS, exact=True, id_first=True)

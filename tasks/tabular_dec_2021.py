@@ -4,6 +4,7 @@ The twin's hidden rule is in `draw`: bands of elevation whose limits shift with 
 and soil; two types cover most of the land and two are very rare.
 """
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -89,11 +90,6 @@ def make_twin(rng: np.random.Generator, rows: int) -> tuple[pd.DataFrame, pd.Dat
     return tables.split_twin(draw(rng, rows + 2 * HIDDEN_ROWS)[0], rows, HIDDEN_ROWS)
 
 
-def read_real(prepared: Path, with_test: bool) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Return the public train table and, if asked for, the test table with its answers. Raises as tables.read_real."""
-    return tables.read_real(ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS), prepared, with_test)
-
-
 def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
     """Return a submission of the right form, with the most frequent type everywhere."""
     return hidden[["Id"]].assign(Cover_Type=2)
@@ -110,11 +106,6 @@ def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
     return public_files(train, test), {"test.csv": tables.to_csv(test)}
 
 
-def answers(hidden: pd.DataFrame) -> pd.DataFrame:
-    """Return the id and the answer of each hidden row."""
-    return tables.answers(SCHEMA, hidden)
-
-
-def grade(submission: bytes, truth: pd.DataFrame) -> float:
-    """Return the accuracy. Raises InvalidSubmission."""
-    return grade_accuracy(submission, truth, "Id", "Cover_Type")
+read_real = partial(tables.read_real, ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS))
+answers = partial(tables.answers, SCHEMA)
+grade = partial(grade_accuracy, id_column="Id", target="Cover_Type")

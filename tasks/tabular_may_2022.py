@@ -4,6 +4,7 @@ The twin's hidden rule is in `draw`: sums of two columns that cross thresholds, 
 the number of different letters in it, little that is linear, and many columns without meaning.
 """
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,11 +73,6 @@ def make_twin(rng: np.random.Generator, rows: int) -> tuple[pd.DataFrame, pd.Dat
     return tables.split_twin(draw(rng, rows + 2 * HIDDEN_ROWS)[0], rows, HIDDEN_ROWS)
 
 
-def read_real(prepared: Path, with_test: bool) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Return the public train table and, if asked for, the test table with its answers. Raises as tables.read_real."""
-    return tables.read_real(ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS), prepared, with_test)
-
-
 def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
     """Return a submission of the right form, with 0.5 everywhere."""
     return hidden[["id"]].assign(target=0.5)
@@ -98,11 +94,6 @@ def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
     return public_files(train, test), {name: tables.to_csv(answer) for name, answer in private.items()}
 
 
-def answers(hidden: pd.DataFrame) -> pd.DataFrame:
-    """Return the id and the answer of each hidden row."""
-    return tables.answers(SCHEMA, hidden)
-
-
-def grade(submission: bytes, truth: pd.DataFrame) -> float:
-    """Return the AUC. Raises InvalidSubmission."""
-    return grade_auc(submission, truth, "id", "target")
+read_real = partial(tables.read_real, ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS))
+answers = partial(tables.answers, SCHEMA)
+grade = partial(grade_auc, id_column="id", target="target")

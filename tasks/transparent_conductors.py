@@ -6,6 +6,7 @@ test, as in MLE-bench: the same number occurs in both.
 """
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -110,11 +111,6 @@ def _geometry(rng, lengths: np.ndarray, angles: np.ndarray, counts: np.ndarray, 
     return ("\n".join(lines) + "\n").encode()
 
 
-def read_real(prepared: Path, with_test: bool) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Return the public train table and, if asked for, the test table with its answers. Raises as tables.read_real."""
-    return tables.read_real(ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS), prepared, with_test)
-
-
 def sample_submission(hidden: pd.DataFrame) -> pd.DataFrame:
     """Return a submission of the right form, with two constants."""
     return hidden[["id"]].assign(**dict(zip(TARGETS, (0.1779, 1.8892), strict=True)))
@@ -136,11 +132,6 @@ def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
     return public_files(train, test), {"test.csv": tables.to_csv(test[list(TRAIN_COLUMNS)])}
 
 
-def answers(hidden: pd.DataFrame) -> pd.DataFrame:
-    """Return the id and the answer of each hidden row."""
-    return tables.answers(SCHEMA, hidden)
-
-
-def grade(submission: bytes, truth: pd.DataFrame) -> float:
-    """Return the mean of the two errors. Raises InvalidSubmission."""
-    return grade_rmsle(submission, truth, "id", TARGETS)
+read_real = partial(tables.read_real, ID, SCHEMA, (TRAIN_COLUMNS, TEST_COLUMNS))
+answers = partial(tables.answers, SCHEMA)
+grade = partial(grade_rmsle, id_column="id", columns=TARGETS)
