@@ -126,7 +126,11 @@ def parse_args(argv: list[str]) -> tuple[Config, Path | None, bool]:
     given = vars(parser.parse_args(argv))
     resume, dry_run = given.pop("resume"), given.pop("dry_run")
     if resume is None:
-        return resolve(Config(**given)), None, dry_run
+        config = resolve(Config(**given))
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) == 0 or not (Path(config.run_dir) / "latest").exists():
+            return config, None, dry_run
+        # A rank died, and torchrun --max-restarts runs the same command again: go on.
+        resume, given = config.run_dir, dataclasses.asdict(config)
     return _resumed_config(Path(resume), given), Path(resume), dry_run
 
 

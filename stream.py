@@ -8,6 +8,7 @@
 async with max_staleness 0 is sync. docs/duration.md tells what each does to slow programs, and duration.py how it is weighted.
 """
 
+import time
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import asdict, dataclass
 
@@ -24,6 +25,7 @@ class Batch:
 
     episodes: list[Episode]
     inverse_inclusion: list[float]
+    sample_s: float = 0.0  # of the time that it took, seconds that went into sampling
 
 
 class Stream:
@@ -33,10 +35,11 @@ class Stream:
         self.collector, self.mode, self.steps = collector, mode, steps
         self.max_staleness = max_staleness if mode == "async" else 0
         self.batch_size, self.share, self.rank = batch_size, batch_size // world, rank
-        self.sampled, self.runs, self.windows = 0, [], []
+        self.sampled, self.runs, self.windows, self.sample_s = 0, [], [], 0.0
 
     def next_batch(self, policy: Policy, version: int) -> Batch:
         """Return `share` finished runs, those left out that failed by our own fault. `version` counts the updates so far."""
+        self.sample_s = 0.0
         if self.mode == "restart":
             return self._first_to_finish(policy, version)
         # A run is only started if it can be used in time; one that was started is never dropped.
@@ -48,7 +51,7 @@ class Stream:
         self._wait(lambda: sum(run.future.done() for run in self.runs) >= self.share)
         taken = [run for run in self.runs if run.future.done()][: self.share]  # oldest first
         self.runs = [run for run in self.runs if run not in taken]
-        return Batch(episodes := self.collector.finish(taken), [1.0] * len(episodes))
+        return Batch(episodes := self.collector.finish(taken), [1.0] * len(episodes), self.sample_s)
 
     def _sample(self, policy: Policy, count: int, version: int) -> list[Run]:
         """Sample the next runs, as many as fit together in memory."""
@@ -56,7 +59,10 @@ class Stream:
         numbers = range(self.sampled, self.sampled + count)
         self.sampled += count
         indices = [n // self.share * self.batch_size + self.rank * self.share + n % self.share for n in numbers]
-        return self.collector.sample(policy, indices, version)
+        started = time.monotonic()
+        runs = self.collector.sample(policy, indices, version)
+        self.sample_s += time.monotonic() - started
+        return runs
 
     def _wait(self, enough) -> None:
         while not enough():
@@ -81,7 +87,7 @@ class Stream:
         self.windows = [*self.windows, window][-POOLED_WINDOWS:]
         inverse = {run.index: w for run, w in zip(taken, inverse_inclusion(self.windows), strict=True)}
         episodes = self.collector.finish(sorted(taken, key=lambda run: run.index))
-        return Batch(episodes, [inverse[e.index] for e in episodes])
+        return Batch(episodes, [inverse[e.index] for e in episodes], self.sample_s)
 
     def state(self) -> dict:
         """Return what a resume needs: programs that were sampled and not yet used run again."""

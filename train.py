@@ -204,7 +204,8 @@ def train(
         state.streams = gather([stream.state()]) if saves else None
         if log:
             metrics |= episode_metrics(all_episodes, collector.tasks, config.batch_size, state.step - 1)
-            metrics |= {"time/collect_s": collected - started, "time/update_s": updated - collected, "time/rss_mib": rss_mib()}
+            metrics |= {"time/sample_s": batch.sample_s, "time/collect_s": collected - started}
+            metrics |= {"time/update_s": updated - collected, "time/rss_mib": rss_mib()}
             log.write(state.step, all_episodes, metrics)
             if saves:
                 state.save(run_dir, policy, optimizer)

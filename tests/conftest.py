@@ -5,6 +5,8 @@ import os
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as in train.py
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test reaches for the network
 
+import contextlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +52,48 @@ def run_script(*args, env=None, timeout=240) -> subprocess.CompletedProcess:
     """Run one of our scripts as a user would."""
     command = [sys.executable, str(ROOT / args[0]), *map(str, args[1:])]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, env={**os.environ, **(env or {})})
+
+
+SMALL = ["--task", "random-pizza", "--demonstrations", "1200", "--steps", "4", "--batch-size", "8", "--minibatches", "2",
+         "--max-new-tok", "420", "--duration-weight", "none", "--threads", "1", "--sandboxes", "2"]  # fmt: skip
+# What may differ between two runs of the same seed: everything that is read off a clock.
+TIMED = ("time/", "duration/", "sandbox/setup_s", "sandbox/queue_s", "sandbox/run_delay_s", "sandbox/sleeper")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """A cache of its own, so that the tests make the warm start themselves."""
+    return {"NANOMLE_CACHE": str(tmp_path_factory.mktemp("cache"))}
+
+
+@pytest.fixture(scope="session")
+def straight_run(cache, tmp_path_factory):
+    """Four uninterrupted steps."""
+    run = tmp_path_factory.mktemp("runs") / "straight"
+    done = run_script("train.py", *SMALL, "--run-dir", run, env=cache)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def records(run: Path, name="metrics.jsonl") -> list[dict]:
+    lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(TIMED)} for line in lines]
+
+
+def same_secret(run: Path, other: Path) -> None:
+    """Give `other` the secret of `run`, so that both have the same twin and the same markers."""
+    other.mkdir()
+    (other / "secret").write_text((run / "secret").read_text())
+
+
+def processes_naming(text: str) -> list[str]:
+    """Command lines of live processes that name the text; a sandbox's names its folder, which is under TMPDIR."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found += [line] if text in line else []
+    return found
 
 
 LESSER_MACHINE = ("NANOMLE_SANDBOX_WITHOUT", "seccomp,landlock")  # programs may start processes and make special files

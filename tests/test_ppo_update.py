@@ -122,6 +122,8 @@ def test_nan_steps_are_skipped_counted_and_ten_in_a_row_raise():
 
 
 # two ranks
+FEW = (1, 2, 3, 5)  # samples in all
+
 
 def run_rank(rank, directory):
     """Everything that two ranks must do together; results go to rank{rank}.pt."""
@@ -140,6 +142,10 @@ def run_rank(rank, directory):
     lengths = (95,) * 5 if rank == 0 else (20,) * 5  # five micro-batches against one
     uneven = sample_experience(ToyPolicy(), (1,) * 5, lengths, seed=rank)
     result["uneven"] = updated(uneven, micro_batch_tok=100, epochs=2, minibatches=2)
+    for n in FEW:  # rank 0 has one more where n is odd, rank 1 none of one; two minibatches, some without a sample
+        few = sample_experience(ToyPolicy(), (2,) * n, (4,) * n)
+        result[n] = updated(rows_of(few, slice(0, (n + 1) // 2) if rank == 0 else slice((n + 1) // 2, n)), **changes)
+        updated(rows_of(few, slice(0, n) if rank == 1 else slice(0)), **changes, minibatches=2, epochs=2)
     torch.save(result, f"{directory}/rank{rank}.pt")
     finish_processes()
 
@@ -177,6 +183,15 @@ def test_two_ranks_take_the_step_of_one(two_ranks, share):  # cases 15, 19
         close(rank[share][0], after, atol=1e-9)
         for name in metrics.keys() - (probes if share == "split" else set()):
             assert rank[share][1][name] == pytest.approx(metrics[name], abs=1e-6), name
+
+
+@pytest.mark.parametrize("n", FEW)
+def test_two_ranks_share_few_samples(two_ranks, n):
+    few = sample_experience(ToyPolicy(), (2,) * n, (4,) * n)
+    after, metrics = updated(few, duration_weight="mean", advantage_mode="isolate")
+    for rank in two_ranks:
+        close(rank[n][0], after, atol=1e-9)
+        assert rank[n][1]["update/loss"] == pytest.approx(metrics["update/loss"], abs=1e-6)
 
 
 def test_ranks_with_different_numbers_of_micro_batches_do_not_deadlock(two_ranks):  # case 19

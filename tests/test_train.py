@@ -1,6 +1,5 @@
 """train.py: bad input, schedules, exact resume after kill -9, nothing left behind."""
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -13,47 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, run_script
+from conftest import ROOT, SMALL, processes_naming, records, run_script, same_secret
 
 import train
 from checkpoint import UsageError, latest_checkpoint
 from config import Config, parse_args
 from model import load_policy
 
-SMALL = ["--task", "random-pizza", "--demonstrations", "1200", "--steps", "4", "--batch-size", "8", "--minibatches", "2",
-         "--max-new-tok", "420", "--duration-weight", "none", "--threads", "1", "--sandboxes", "2"]  # fmt: skip
-# What may differ between two runs of the same seed: everything that is read off a clock.
-TIMED = ("time/", "duration/", "sandbox/setup_s", "sandbox/queue_s", "sandbox/run_delay_s", "sandbox/sleeper")
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    """A cache of its own, so that the tests make the warm start themselves."""
-    return {"NANOMLE_CACHE": str(tmp_path_factory.mktemp("cache"))}
-
-
-@pytest.fixture(scope="session")
-def straight_run(cache, tmp_path_factory):
-    """Four uninterrupted steps."""
-    run = tmp_path_factory.mktemp("runs") / "straight"
-    done = run_script("train.py", *SMALL, "--run-dir", run, env=cache)
-    assert done.returncode == 0, done.stderr
-    return run
-
-
-def records(run: Path, name="metrics.jsonl") -> list[dict]:
-    lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith(TIMED)} for line in lines]
-
 
 def weights(run: Path) -> dict:
     return load_policy(str(latest_checkpoint(run))).state_dict()
-
-
-def same_secret(run: Path, other: Path) -> None:
-    """Give `other` the secret of `run`, so that both have the same twin and the same markers."""
-    other.mkdir()
-    (other / "secret").write_text((run / "secret").read_text())
 
 
 @pytest.mark.parametrize(
@@ -184,16 +152,6 @@ def test_killed_at_a_random_moment_and_resumed_equals_the_uninterrupted_run(stra
     ]
 
 
-def processes_naming(text: str) -> list[str]:
-    """Command lines of live processes that name the text; a sandbox's names its folder, which is under TMPDIR."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            found += [line] if text in line else []
-    return found
-
-
 @pytest.mark.parametrize("end", ["ctrl-c", "kill -9"])
 def test_no_process_is_left_and_ctrl_c_saves(end, cache, straight_run, tmp_path):
     run = tmp_path / "run"
@@ -219,15 +177,3 @@ def test_no_process_is_left_and_ctrl_c_saves(end, cache, straight_run, tmp_path)
     if end == "ctrl-c":
         assert process.returncode == 1 and f"--resume {run}" in stderr
         assert saved == len(records(run)) >= 1
-
-
-def test_two_ranks_write_the_same_programs_as_one(straight_run, cache, tmp_path):
-    """Case 20, end to end: torchrun with gloo."""
-    run = tmp_path / "two"
-    same_secret(straight_run, run)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "train.py",
-               *SMALL, "--steps", "1", "--run-dir", str(run)]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **cache}, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-2000:]
-    ours = [e["response_ids"] for e in records(run, "episodes.jsonl")]
-    assert ours == [e["response_ids"] for e in records(straight_run, "episodes.jsonl")[:8]]

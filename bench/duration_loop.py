@@ -1,0 +1,202 @@
+"""Fast and slow programs on the real loop: how does the policy's share of slow programs move, by mode and weight?
+
+    python bench/duration_loop.py            an hour, mostly asleep; goes on where it stopped; a table, then a line of JSON
+
+A tiny policy is fine-tuned to answer with one of three programs: half the time one that fails, a quarter each a fast and a
+slow one (10 times the time; the time is slept, as a stand-in for larger data). Then 20 steps of the loop of train.py:
+Stream, Collector, sandbox, ppo.update. Two games:
+
+    equal    fast and slow train the same logistic regression: nothing should move the slow one's share of the valid ones
+    better   fast trains a logistic regression, slow boosted trees, which score better: the share should rise
+
+Shares are exact: the probabilities that the policy gives to the programs. Results are kept in docs/duration_loop.json,
+figures are drawn from it.
+"""
+
+import json
+import os
+import platform
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+
+import ppo
+from config import Config, resolve
+from duration import describe_mismatch
+from model import Policy, build_tiny, frozen_copy
+from prompts import build_prompt
+from rollout import Collector, ImprovementPool, to_experience
+from sandbox import Sandbox
+from stream import Stream
+from tasks import Task, load_task
+from train import TrainerState, build_optimizer, update
+from warmstart import encode_example, fine_tune, train_tokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "duration_loop.json"
+TASK, STEPS, BATCH, SANDBOXES, FAST_S, SLOW_S, SEEDS = "tabular-may-2022", 20, 32, 32, 0.2, 2.0, (0, 1, 2)
+PAIRS = {
+    "equal": [("sync", "none"), ("sync", "mean"), ("sync", "log"), ("async", "none"), ("async", "mean"), ("async", "log"),
+              ("restart", "none"), ("restart", "mean"), ("restart", "log"), ("restart", "ipw")],
+    "better": [("sync", "none"), ("async", "none"), ("restart", "none"), ("restart", "mean"), ("restart", "ipw")],
+}  # fmt: skip
+MODELS = {"linear": "LogisticRegression()", "boosted": "GradientBoostingClassifier(n_estimators=150, max_depth=2)"}
+PROGRAM = """\
+{plan}
+```python
+import time
+import numpy as np
+import pandas as pd
+from sklearn.linear_model import LogisticRegression
+from sklearn.ensemble import GradientBoostingClassifier
+train = pd.read_csv("train.csv")
+test = pd.read_csv("{test_file}")
+columns = [f"f_{{i:02}}" for i in range(31) if i != 27]
+time.sleep({seconds})
+model = {model}
+model.fit(train[columns], train["target"])
+proba = model.predict_proba(test[columns])[:, 1]
+test[["id"]].assign(target=proba).to_csv("submission.csv", index=False)
+```
+"""
+
+
+def write_responses(game: str) -> dict[str, str]:
+    """Return the three responses of a game: what the policy knows."""
+    slow = "linear" if game == "equal" else "boosted"
+    parts = {"fails": (FAST_S, "linear", "tests.csv"), "fast": (FAST_S, "linear", "test.csv")}
+    parts["slow"] = (SLOW_S, slow, "test.csv")
+    return {
+        name: PROGRAM.format(plan=f"Plan {name}.", seconds=seconds, model=MODELS[model], test_file=test_file)
+        for name, (seconds, model, test_file) in parts.items()
+    }
+
+
+def make_policy(task: Task, responses: dict[str, str], seed: int) -> Policy:
+    """Return a tiny policy that fails half the time, the rest fast and slow in equal parts, about."""
+    prompt = build_prompt(task, brief=True)
+    texts = [responses["fails"]] * 192 + [responses["fast"]] * 96 + [responses["slow"]] * 96
+    random.Random(seed).shuffle(texts)
+    tokenizer = train_tokenizer([prompt + text for text in responses.values()], 1024)
+    policy = build_tiny(tokenizer, seed)
+    examples = [encode_example(tokenizer, prompt, text) for text in texts]
+    fine_tune(policy, examples, batch_size=16, learning_rate=2e-3, label="three programs")
+    return policy
+
+
+@torch.no_grad()
+def probabilities(policy: Policy, task: Task, responses: dict[str, str], temperature: float) -> dict[str, float]:
+    """Return the probability of each response, exactly."""
+    result = {}
+    for name, text in responses.items():
+        ids, start = encode_example(policy.tokenizer, build_prompt(task, brief=True), text)
+        tokens = torch.tensor([ids])  # (1, T)
+        mask = torch.arange(len(ids))[None] >= start  # (1, T)
+        result[name] = float(ppo.evaluate(policy, tokens, mask, temperature)[0].sum().exp())
+    return result
+
+
+def run(game: str, collect: str, weight: str, seed: int) -> dict:
+    """Train for STEPS steps; return probabilities at every step, what the batches held, and the scores on the test split."""
+    config = resolve(Config(task=TASK, model="tiny", collect=collect, duration_weight=weight, steps=STEPS, batch_size=BATCH,
+                            temperature=1.0, improve_frac=0.0, seed=seed))  # fmt: skip
+    responses = write_responses(game)
+    with tempfile.TemporaryDirectory() as folder, Sandbox(SANDBOXES, time_limit_s=60) as sandbox:
+        task, test = (load_task(TASK, Path(folder) / split, split, seed=seed) for split in ("reward", "test"))
+        policy = make_policy(task, responses, seed)
+        reference = frozen_copy(policy)
+        pools = {TASK: ImprovementPool()}
+        options = {"temperature": config.temperature, "max_prompt_tok": 1024, "max_new_tok": 256, "brief": True}
+        collector = Collector([task], sandbox, seed=seed, secret=b"bench", pools=pools, improve_frac=0.0, **options)
+        stream = Stream(collector, collect, batch_size=BATCH, steps=STEPS, max_staleness=config.max_staleness)
+        optimizer = build_optimizer(config, policy)
+        state = TrainerState(0, config.kl_coef, pools, torch.Generator().manual_seed(seed), ppo.NonFiniteGuard())
+        seen, counts, started = [probabilities(policy, task, responses, 1.0)], [], time.monotonic()
+        for step in range(STEPS):
+            batch = stream.next_batch(policy, step)
+            counts.append({name: sum(e.response == text for e in batch.episodes) for name, text in responses.items()})
+            experience = to_experience(
+                batch.episodes, policy, reference, temperature=1.0, policy_version=step,
+                micro_batch_tok=config.micro_batch_tok, inverse_inclusion=batch.inverse_inclusion,
+            )  # fmt: skip
+            metrics = update(config, policy, optimizer, experience, state)
+            state.kl_coef = ppo.update_kl_coefficient(state.kl_coef, metrics["policy/kl_ref"], config.kl_target)
+            state.step += 1
+            seen.append(probabilities(policy, task, responses, 1.0))
+        wall_s = time.monotonic() - started
+        scores = {}
+        for name in ("fast", "slow"):
+            program = responses[name].split("```python\n")[1].split("```")[0]
+            scores[name] = test.grade(sandbox.run(program, test.public_dir).submission)
+    return {"game": game, "collect": collect, "weight": weight, "seed": seed, "probabilities": seen, "counts": counts,
+            "test_scores": scores, "wall_s": wall_s}  # fmt: skip
+
+
+def slow_share(result: dict) -> np.ndarray:
+    """Return the slow program's share of the valid ones, before each step and after the last, (STEPS + 1,)."""
+    return np.array([p["slow"] / (p["slow"] + p["fast"]) for p in result["probabilities"]])
+
+
+def test_score(result: dict) -> float:
+    """Return the mean score on the test split of the valid programs that the trained policy writes."""
+    share = slow_share(result)[-1]
+    return share * result["test_scores"]["slow"] + (1 - share) * result["test_scores"]["fast"]
+
+
+def draw(results: list[dict], game: str) -> None:
+    """Draw docs/duration_loop_GAME.png: shares by step, a panel per mode, mean and range over seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.4), sharey=True, constrained_layout=True)
+    for panel, mode in zip(panels, ("sync", "async", "restart"), strict=True):
+        for weight in ("none", "mean", "log", "ipw"):
+            curves = [slow_share(r) for r in results if (r["game"], r["collect"], r["weight"]) == (game, mode, weight)]
+            if curves:
+                curves = np.stack(curves)  # (seeds, steps + 1)
+                (line,) = panel.plot(curves.mean(0), label=weight, lw=3 if not describe_mismatch(mode, weight) else 1.2)
+                panel.fill_between(range(curves.shape[1]), curves.min(0), curves.max(0), color=line.get_color(), alpha=0.15)
+        panel.axhline(0.5, color="grey", lw=0.6, ls=":")
+        panel.set(title=f"--collect {mode}", xlabel="PPO step", ylim=(0, 1))
+        panel.legend(title="duration weight", fontsize=8)
+    panels[0].set_ylabel("slow share of the valid programs")
+    figure.savefig(ROOT / "docs" / f"duration_loop_{game}.png", dpi=110)
+
+
+def main() -> int:
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    done = {(r["game"], r["collect"], r["weight"], r["seed"]) for r in results}
+    for seed in SEEDS:
+        for key in [(game, *pair, seed) for game, pairs in PAIRS.items() for pair in pairs]:
+            if key not in done:
+                results.append(run(*key))
+                RESULTS.write_text(json.dumps(results) + "\n")
+    rows = []
+    print(f"{'game':8} {'collect':8} {'weight':7} {'slow at start':>14} {'at the end':>13} {'valid':>6} {'test score':>14}")
+    for game, pairs in PAIRS.items():
+        draw(results, game)
+        for collect, weight in pairs:
+            own = [r for r in results if (r["game"], r["collect"], r["weight"]) == (game, collect, weight)]
+            start, end = (np.array([slow_share(r)[i] for r in own]) for i in (0, -1))
+            valid = np.mean([1 - r["probabilities"][-1]["fails"] for r in own])
+            score = np.array([test_score(r) for r in own])
+            print(f"{game:8} {collect:8} {weight:7} {start.mean():7.2f} ± {start.std(ddof=1):.2f} {end.mean():6.2f} ± "
+                  f"{end.std(ddof=1):.2f} {valid:6.2f} {score.mean():6.3f} ± {score.std(ddof=1):.3f}")  # fmt: skip
+            rows.append({"name": f"{game}/{collect}/{weight}", "ours": end.tolist(), "peer": start.tolist(),
+                         "ratio": float(end.mean() / start.mean())})  # fmt: skip
+    print(json.dumps({"bench": "duration_loop", "rows": rows, "machine": f"{platform.machine()}, {os.cpu_count()} cores"}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

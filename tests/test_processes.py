@@ -1,0 +1,88 @@
+"""Several processes by torchrun, and asynchronous collection: killed, restarted and resumed."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SMALL, processes_naming, records, run_script, same_secret
+
+from checkpoint import latest_checkpoint
+from config import parse_args
+
+
+def torchrun(ranks: int, *args, restarts: int = 0) -> list[str]:
+    """Return the command line."""
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--max-restarts", str(restarts),
+            "--standalone", "train.py", *map(str, args)]  # fmt: skip
+
+
+def test_two_ranks_write_the_same_programs_as_one(straight_run, cache, tmp_path):
+    """Case 20, end to end: torchrun with gloo."""
+    run = tmp_path / "two"
+    same_secret(straight_run, run)
+    command = torchrun(2, *SMALL, "--steps", "1", "--run-dir", run)
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **cache}, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    ours = [e["response_ids"] for e in records(run, "episodes.jsonl")]
+    assert ours == [e["response_ids"] for e in records(straight_run, "episodes.jsonl")[:8]]
+
+
+def test_a_rank_is_killed_and_torchrun_goes_on_from_the_newest_checkpoint(straight_run, cache, tmp_path):
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        torchrun(2, *SMALL, "--steps", "3", "--run-dir", run, restarts=2), cwd=ROOT, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, env={**os.environ, **cache, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    while not (run / "step_1").exists():
+        assert process.poll() is None, process.stderr.read()[-2000:]
+        time.sleep(0.05)
+    time.sleep(random.uniform(0, 2))
+    ranks = [path for path in Path("/proc").glob("[0-9]*") if is_rank(path, str(run))]
+    assert len(ranks) == 2
+    os.kill(int(random.choice(ranks).name), signal.SIGKILL)
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr[-2000:]
+    assert latest_checkpoint(run).name == "step_3" and [r["step"] for r in records(run)] == [1, 2, 3]
+    assert sorted(e["index"] for e in records(run, "episodes.jsonl")) == list(range(24))
+    time.sleep(2)
+    assert not processes_naming(str(tmp_path))
+
+
+def is_rank(process: Path, run: str) -> bool:
+    try:
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return False
+    return run in words and "torch.distributed.run" not in words
+
+
+def test_a_restart_by_torchrun_resumes_the_same_settings_only(straight_run, monkeypatch):
+    command = [*SMALL, "--run-dir", str(straight_run)]
+    assert parse_args(command)[1] is None
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert parse_args(command)[1] == straight_run
+    with pytest.raises(ValueError, match="--seed 7"):
+        parse_args([*command, "--seed", "7"])
+    assert parse_args([*SMALL, "--run-dir", f"{straight_run}-new"])[1] is None  # died before the first checkpoint
+
+
+def test_an_asynchronous_run_that_is_killed_skips_and_doubles_no_sample(straight_run, cache, tmp_path):
+    run = tmp_path / "run"
+    command = [sys.executable, "train.py", *SMALL, "--collect", "async", "--run-dir", str(run)]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **cache}, stdout=subprocess.DEVNULL)
+    while not (run / "step_2").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    time.sleep(random.uniform(0, 1))
+    process.kill()
+    process.wait()
+    done = run_script("train.py", "--resume", run, env=cache)
+    assert done.returncode == 0, done.stderr
+    episodes = records(run, "episodes.jsonl")
+    assert sorted(e["index"] for e in episodes) == list(range(32))  # 4 steps of 8, as without the kill
+    assert len(records(run)) == 4 and all(e["policy_version"] < e["step"] for e in episodes)
