@@ -26,14 +26,14 @@ class UsageError(ValueError):
     """Bad input: one line that says what to do; exit code 2."""
 
 
-def save_checkpoint(run_dir: Path, step: int, policy: Policy, trainer_state: dict, keep: int = 2) -> Path:
-    """Write <run>/step_N and point `latest` at it; delete all but step_0 and the newest `keep`."""
+def save_checkpoint(run_dir: Path, step: int, policy: Policy, trainer_state: dict, *, weights=None, keep: int = 2) -> Path:
+    """Write <run>/step_N and point `latest` at it; delete all but step_0 and the newest `keep`. `weights`: see save_policy."""
     target, aside, pointer = run_dir / f"step_{step}", run_dir / f".step_{step}.aside", run_dir / "latest"
     if pointer.is_file() and pointer.read_text().strip() == target.name:
         return target  # this step is saved already
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    save_policy(policy, aside)
+    save_policy(policy, aside, weights)
     torch.save(trainer_state, aside / TRAINER_FILE)
     for path in [*aside.iterdir(), aside]:
         _fsync(path)

@@ -73,7 +73,7 @@ class Config:
     value_coef: float = option(0.5, "weight of the value loss")
     entropy_coef: float = option(0.01, "weight of the entropy at the start; decays linearly to 0 over the steps")
     kl_coef: float = option(0.01, "weight of the KL to the starting policy at the start; adaptive")
-    kl_target: float = option(6.0, "KL that the adaptive weight aims at, nats per response")
+    kl_target: float | None = option(None, "KL that the adaptive weight aims at, nats per response")
     max_grad_norm: float = option(1.0, "gradient norm is clipped at this")
     duration_weight: str = option("none", "weight of a sample by the seconds its program ran", MODES)
     duration_cap: float | None = option(None, "largest duration weight")
@@ -84,18 +84,20 @@ class Config:
     detach_value: bool = option(True, "the value gradient stops at the backbone")
     micro_batch_tok: int = option(8192, "tokens per forward and backward pass (memory and speed only)")
     # housekeeping
+    shard: bool = option(False, "split weights, gradients and optimizer state over the ranks of torchrun (FSDP2)")
     threads: int | None = option(None, "torch threads per rank; cores / ranks if not given")
     save_every: int | None = option(None, "steps between checkpoints")
 
 
 # What fits the tiny policy on two cores, and a language model of some billions of parameters on GPUs.
 TINY = {
-    "steps": 48,
+    "steps": 36,
     "batch_size": 64,
     "max_prompt_tok": 640,
     "max_new_tok": 480,
     "learning_rate": 2.5e-4,
     "warmup_steps": 2,
+    "kl_target": 12.0,
     "minibatches": 4,
     "save_every": 1,
 }
@@ -106,6 +108,7 @@ LANGUAGE_MODEL = {
     "max_new_tok": 1024,
     "learning_rate": 1e-5,
     "warmup_steps": 10,
+    "kl_target": 6.0,
     "minibatches": 2,
     "save_every": 10,
 }
@@ -135,21 +138,22 @@ def parse_args(argv: list[str]) -> tuple[Config, Path | None, bool]:
 
 
 def _resumed_config(run_dir: Path, given: dict) -> Config:
-    """Return the run's own configuration. Only --steps may be given anew, to train longer."""
+    """Return the run's own configuration. Only --steps and --[no-]shard may be given anew: train longer, or on other ranks."""
     try:
         stored = Config(**json.loads((run_dir / "config.json").read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"--resume {run_dir}: no readable config.json there ({error}); name the folder of a run") from error
     if given.get("data_dir"):
         given["data_dir"] = str(Path(given["data_dir"]).absolute())
-    changed = [name for name in given if name != "steps" and given[name] != getattr(stored, name)]
+    changed = [name for name in given if name not in ("steps", "shard") and given[name] != getattr(stored, name)]
     if changed:
         raise UsageError(f"{flag(changed[0])} {given[changed[0]]}: the run has {getattr(stored, changed[0])}; "
-                         "a resumed run keeps its settings, only --steps may change")  # fmt: skip
+                         "a resumed run keeps its settings, only --steps and --shard may change")  # fmt: skip
     done = int(latest_checkpoint(run_dir).name.removeprefix("step_"))
     if given.get("steps", done) < done:
         raise UsageError(f"--steps {given['steps']}: the run has done {done} steps already")
-    return resolve(dataclasses.replace(stored, run_dir=str(run_dir), steps=given.get("steps", stored.steps)))
+    anew = {name: given[name] for name in ("steps", "shard") if name in given}
+    return resolve(dataclasses.replace(stored, run_dir=str(run_dir), **anew))
 
 
 def resolve(config: Config) -> Config:
@@ -175,7 +179,10 @@ def resolve(config: Config) -> Config:
     if not config.failure_reward + 7 * config.milestone_reward < -1:
         raise UsageError(f"--failure-reward {config.failure_reward} with --milestone-reward {config.milestone_reward} "
                          "lets a failed program earn more than -1, the worst valid score: lower it")  # fmt: skip
-    parts = int(os.environ.get("WORLD_SIZE", 1)) * config.minibatches
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    if config.shard and world == 1:
+        raise UsageError("--shard splits the model over ranks, and here is only one: start train.py by torchrun")
+    parts = world * config.minibatches
     if config.batch_size % parts:
         raise UsageError(f"--batch-size {config.batch_size} must divide by world size x --minibatches = {parts}; "
                          f"take {parts * max(1, config.batch_size // parts)}")  # fmt: skip

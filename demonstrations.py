@@ -8,7 +8,7 @@ import random
 import re
 
 from prompts import Attempt, find_runs, quoted
-from recipes import IMPORTS, MISTAKES, NAMES, Recipe, improve_recipe, sample_recipe
+from recipes import IMPORTS, MISTAKES, MODULES, NAMES, Recipe, improve_recipe, sample_recipe
 from tasks import Schema
 
 SCORING = {  # what a validation prints
@@ -37,23 +37,32 @@ def render_program(recipe: Recipe, schema: Schema, rng: random.Random) -> str:
         ("train", _train(recipe, schema)),
         ("submit", _submit(recipe, schema)),
     ]
-    missing = _mentioned("\n".join(line for _, lines in blocks for line in lines))
+    imports = dict(IMPORTS)
+    if recipe.modules:
+        imports |= {module: f"from sklearn import {module}" for module in MODULES.values()}
+        imports = {name: statement for name, statement in imports.items() if name not in MODULES}
+        blocks = [(title, [_qualified(line) for line in lines]) for title, lines in blocks]
+    missing = _mentioned("\n".join(line for _, lines in blocks for line in lines), imports)
     dropped = rng.choice(missing) if recipe.mistake == "import" else ""
     missing = [name for name in missing if name != dropped]
     written = []
     if not recipe.notebook:
-        written, missing = [IMPORTS[name] for name in missing], []
+        written, missing = [imports[name] for name in missing], []
     for title, lines in blocks:
         written += [f"# {title}"] if recipe.comments else []
         for line in lines:
-            needed = [name for name in missing if name in _mentioned(line)]
+            needed = [name for name in missing if name in _mentioned(line, imports)]
             missing = [name for name in missing if name not in needed]
-            written += [*(IMPORTS[name] for name in needed), line]
+            written += [*(imports[name] for name in needed), line]
     return _break("\n".join(written) + "\n", recipe, rng)
 
 
-def _mentioned(code: str) -> list[str]:
-    return [name for name in IMPORTS if re.search(rf"\b{name}\b", code)]
+def _mentioned(code: str, imports: dict[str, str]) -> list[str]:
+    return [name for name in imports if re.search(rf"\b{name}\b", code)]
+
+
+def _qualified(code: str) -> str:
+    return re.sub("|".join(rf"\b{name}\b" for name in MODULES), lambda m: f"{MODULES[m[0]]}.{m[0]}", code)
 
 
 # load

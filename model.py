@@ -140,10 +140,13 @@ def load_tokenizer(name_or_dir: str):
     return (PreTrainedTokenizerFast if generic else AutoTokenizer).from_pretrained(name_or_dir)
 
 
-def save_policy(policy: Policy, directory: Path) -> None:
-    """Write the policy as a Hugging Face directory plus value_head.safetensors. Tied embeddings are stored once."""
+def save_policy(policy: Policy, directory: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
+    """Write the policy as a Hugging Face directory plus value_head.safetensors. Tied embeddings are stored once.
+
+    weights: of the language model by name, where the policy itself holds only a shard of them.
+    """
     transformers.utils.logging.disable_progress_bar()
-    policy.lm.save_pretrained(directory)
+    policy.lm.save_pretrained(directory, state_dict=weights)
     policy.tokenizer.save_pretrained(directory)
     head = {name: tensor.detach().cpu() for name, tensor in policy.value_head.state_dict().items()}
     save_file(

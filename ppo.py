@@ -17,10 +17,12 @@ from math import isfinite
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.utils import get_total_norm
 
 from duration import duration_metrics, duration_weights
 from ranks import all_max, all_sum
+from shard import clip_gradients, even_out, sum_gradients
 
 MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 is finite in fp32, exp(100) is not
 MAX_STALE_RATIO = 5.0  # weight of a token that the policy has come to like better since it was sampled
@@ -291,7 +293,10 @@ def backbone_grad_norms(policy, loss_fn, batch):
     """Measure the gradients of the policy term and of the value term on the backbone they share. A collective.
 
     On each rank's longest episode, then the mean over ranks: it fits in memory and no micro-batch budget changes it.
+    A sharded policy is not measured.
     """
+    if isinstance(policy, FSDPModule):
+        return {}
     head = set(policy.value_head.parameters())
     backbone = [p for p in policy.parameters() if p.requires_grad and p not in head]
     norms = batch["weights"].new_zeros(3)  # policy, value, ranks
@@ -314,15 +319,14 @@ def train_minibatch(policy, optimizer, loss_fn, batch, micro_batch_tok, max_grad
         return {}
     optimizer.zero_grad()
     sums, ratio_max = normaliser.new_zeros(len(STEP_METRICS), dtype=torch.float64), normaliser.new_zeros(1).float()
-    for rows in micro_batches(batch["lengths"].tolist(), micro_batch_tok):  # no collective in here
-        loss, metrics = loss_fn(select_rows(batch, rows), normaliser)
+    parts = [select_rows(batch, rows) for rows in micro_batches(batch["lengths"].tolist(), micro_batch_tok)]
+    for part in even_out(policy, parts, batch):  # no collective in here, but those of FSDP
+        loss, metrics = loss_fn(part, normaliser)
         loss.backward()
         sums += torch.stack([metrics[name] for name in STEP_METRICS])
         ratio_max = ratio_max.maximum(metrics["policy/ratio_max"])
-    for p in policy.parameters():
-        if p.requires_grad:  # a rank without episodes gives zeros; a sum, since the normaliser is global
-            p.grad = all_sum(torch.zeros_like(p) if p.grad is None else p.grad)
-    grad_norm = float(clip_grad_norm_(policy.parameters(), max_grad_norm))  # before clipping
+    sum_gradients(policy)  # not the mean: the normaliser is global
+    grad_norm = clip_gradients(policy, max_grad_norm)  # before clipping
     metrics = dict(zip(STEP_METRICS, all_sum(sums).tolist(), strict=True))
     skipped = not isfinite(grad_norm + metrics["update/loss"])  # the same on all ranks
     if not skipped:

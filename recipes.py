@@ -1,6 +1,6 @@
 """Recipes: what a demonstration's program does, drawn from a task's schema, mistakes included.
 
-    recipe = sample_recipe(schema, random.Random(0), mistake_share=0.85)
+    recipe = sample_recipe(schema, random.Random(0), mistake_share=0.9)
 
 A Recipe names features, models, validation, style and mistake; demonstrations.py writes it down as a program. One schema
 and one `random.Random` give the same recipe everywhere. A share of the recipes carries one of the mistakes that people
@@ -56,15 +56,20 @@ IMPORTS = {  # a name in a program -> the statement that brings it
     "MLPRegressor": "from sklearn.neural_network import MLPRegressor",
     "Image": "from PIL import Image",
 }
+MODULES = {  # a name in a program -> its module, where `from sklearn import MODULE` brings that
+    name: words[1].removeprefix("sklearn.")
+    for name, words in ((name, statement.split()) for name, statement in IMPORTS.items())
+    if words[1].startswith("sklearn.") and words[1].count(".") == 1
+}
 Options = dict[str, dict[str, tuple]]
 MODELS: Options = {  # constructor -> hyper-parameters and the values to draw from
     "LogisticRegression": {"C": (0.03, 0.1, 0.3, 1, 3), "max_iter": (200, 500, 1000)},
     "SGDClassifier": {"loss": ('"log_loss"',), "alpha": (0.0001, 0.001, 0.01)},
-    "RandomForestClassifier": {"n_estimators": (50, 100, 200), "min_samples_leaf": (1, 2, 3, 5), "max_depth": (4, 6, 8, None)},
-    "ExtraTreesClassifier": {"n_estimators": (50, 100, 200), "min_samples_leaf": (1, 2, 3, 5)},
-    "GradientBoostingClassifier": {"n_estimators": (30, 50, 100), "learning_rate": (0.03, 0.05, 0.1), "max_depth": (2, 3, 4)},
-    "HistGradientBoostingClassifier": {"max_iter": (50, 100), "learning_rate": (0.05, 0.1), "max_leaf_nodes": (4, 8, 15)},
-    "AdaBoostClassifier": {"n_estimators": (50, 100)},
+    "RandomForestClassifier": {"n_estimators": (30, 50, 100), "min_samples_leaf": (1, 2, 3, 5), "max_depth": (4, 6, 8, None)},
+    "ExtraTreesClassifier": {"n_estimators": (30, 50, 100), "min_samples_leaf": (1, 2, 3, 5)},
+    "GradientBoostingClassifier": {"n_estimators": (20, 30, 50), "learning_rate": (0.05, 0.1, 0.2), "max_depth": (2, 3, 4)},
+    "HistGradientBoostingClassifier": {"max_iter": (30, 50), "learning_rate": (0.05, 0.1), "max_leaf_nodes": (4, 8, 15)},
+    "AdaBoostClassifier": {"n_estimators": (30, 50)},
     "KNeighborsClassifier": {"n_neighbors": (3, 5, 9, 15, 25)},
     "GaussianNB": {},
     "DecisionTreeClassifier": {"max_depth": (2, 3, 4, 6)},
@@ -95,10 +100,10 @@ FOR_WORDS: Options = {  # a text makes many rows: no kernels, no networks; and f
 }
 REGRESSORS: Options = {
     "Ridge": {"alpha": (0.1, 0.3, 1, 3, 10)},
-    "RandomForestRegressor": {"n_estimators": (50, 100), "min_samples_leaf": (1, 2, 3, 5), "max_depth": (4, 6, 8, None)},
-    "ExtraTreesRegressor": {"n_estimators": (50, 100), "min_samples_leaf": (1, 2, 3, 5)},
-    "GradientBoostingRegressor": {"n_estimators": (50, 100), "learning_rate": (0.05, 0.1), "max_depth": (2, 3, 4)},
-    "HistGradientBoostingRegressor": {"max_iter": (50, 100), "learning_rate": (0.05, 0.1), "max_leaf_nodes": (4, 8, 15)},
+    "RandomForestRegressor": {"n_estimators": (30, 50), "min_samples_leaf": (1, 2, 3, 5), "max_depth": (4, 6, 8, None)},
+    "ExtraTreesRegressor": {"n_estimators": (30, 50), "min_samples_leaf": (1, 2, 3, 5)},
+    "GradientBoostingRegressor": {"n_estimators": (30, 50), "learning_rate": (0.1, 0.2), "max_depth": (2, 3, 4)},
+    "HistGradientBoostingRegressor": {"max_iter": (30, 50), "learning_rate": (0.05, 0.1), "max_leaf_nodes": (4, 8, 15)},
     "KNeighborsRegressor": {"n_neighbors": (3, 5, 9, 15)},
     "DecisionTreeRegressor": {"max_depth": (2, 3, 4, 6)},
     "SVR": {"C": (0.3, 1, 3)},
@@ -196,6 +201,7 @@ class Recipe:
     comments: bool
     helper: bool  # features in a function that serves both tables
     notebook: bool  # imports where they are first needed, instead of all at the top
+    modules: bool  # ensemble.AdaBoostClassifier instead of AdaBoostClassifier
     mistake: str = ""  # a key of MISTAKES, or "" for none
     select: bool = False  # all numeric columns by their type instead of their names
     regress: bool = False  # the models predict numbers
@@ -216,6 +222,7 @@ def sample_recipe(schema: Schema, rng: random.Random, mistake_share: float) -> R
         comments=rng.random() < 0.3,
         helper=rng.random() < 0.3,
         notebook=rng.random() < 0.5,
+        modules=rng.random() < 0.5,
     )
     if recipe.features.words or recipe.features.combine or recipe.features.places:  # such programs are long enough
         recipe = replace(recipe, models=recipe.models[:1], validate=False)

@@ -8,6 +8,7 @@
 async with max_staleness 0 is sync. docs/duration.md tells what each does to slow programs, and duration.py how it is weighted.
 """
 
+import math
 import time
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import asdict, dataclass
@@ -70,13 +71,14 @@ class Stream:
 
     def _first_to_finish(self, policy: Policy, version: int) -> Batch:
         waiting, workers = [], self.collector.sandbox.workers
-        while sum(run.future.done() for run in self.runs) < self.share:
+        # ended_at is set right after future.done(): a run counts once both hold
+        while sum(run.ended_at < math.inf for run in self.runs) < self.share:
             waiting = waiting or self._sample(policy, self.share, version)
-            free = workers - sum(not run.future.done() for run in self.runs)
+            free = workers - sum(run.ended_at == math.inf for run in self.runs)
             for run in waiting[:free]:
                 self.collector.start(run)
             self.runs, waiting = self.runs + waiting[:free], waiting[free:]
-            self._wait(lambda: sum(not run.future.done() for run in self.runs) < workers)
+            self._wait(lambda: sum(run.ended_at == math.inf for run in self.runs) < workers)
         in_order = sorted(self.runs, key=lambda run: run.ended_at)  # those that still run come last
         taken, dropped, self.runs = in_order[: self.share], in_order[self.share :], []
         end = taken[-1].ended_at

@@ -35,6 +35,7 @@ from ranks import all_max, cores_per_rank, device, finish_processes, gather, ini
 from rollout import Collector, ImprovementPool, to_experience
 from runlog import RunLog, episode_metrics
 from sandbox import InfraError, Sandbox, describe_status, usable_cores
+from shard import gathered, load_optimizer_state, shard, whole_optimizer_state, whole_weights
 from stream import Stream
 from tasks import Task, expand_names, load_task
 from warmstart import WarmStart, cache_dir, load_warm_policy
@@ -154,19 +155,23 @@ class TrainerState:
     streams: list[dict] | None = None  # of every rank, as in the newest checkpoint
 
     def save(self, run_dir: Path, policy: Policy, optimizer) -> None:
+        """Write a checkpoint, on rank 0. A collective."""
+        weights, optimizer_state = whole_weights(policy), whole_optimizer_state(policy, optimizer)
+        if rank_and_world()[0] > 0:
+            return
         pools = {name: pool.state() for name, pool in self.pools.items()}
         state = {"step": self.step, "kl_coef": self.kl_coef, "pools": pools, "streams": self.streams,
                  "generator": self.generator.get_state(), "skipped_in_a_row": self.guard.in_a_row,
-                 "optimizer": optimizer.state_dict()}  # fmt: skip
-        checkpoint.save_checkpoint(run_dir, self.step, policy, state)
+                 "optimizer": optimizer_state}  # fmt: skip
+        checkpoint.save_checkpoint(run_dir, self.step, policy, state, weights=weights)
 
-    def load(self, state: dict, optimizer) -> None:
+    def load(self, state: dict, policy: Policy, optimizer) -> None:
         self.step, self.kl_coef, self.guard.in_a_row = state["step"], state["kl_coef"], state["skipped_in_a_row"]
         for name, pool in self.pools.items():
             pool.load_state(state["pools"][name])
         self.streams = state["streams"]
         self.generator.set_state(state["generator"])
-        optimizer.load_state_dict(state["optimizer"])
+        load_optimizer_state(policy, optimizer, state["optimizer"])
 
 
 def train(
@@ -182,15 +187,17 @@ def train(
     interrupted, stopping = _stop_after_this_step(), False
     while state.step < config.steps and not stopping:
         started = time.monotonic()
-        batch = stream.next_batch(policy, state.step)
+        with gathered(policy):
+            batch = stream.next_batch(policy, state.step)
         all_episodes = sorted(gather(batch.episodes), key=lambda e: e.index)
         if not all_episodes:
             raise InfraError("every program of this step ended in an infra_error: is the disk full, are processes limited?")
         collected = time.monotonic()
-        experience = to_experience(
-            batch.episodes, policy, reference, temperature=config.temperature, micro_batch_tok=config.micro_batch_tok,
-            policy_version=state.step, inverse_inclusion=batch.inverse_inclusion, task_names=list(state.pools),
-        )  # fmt: skip
+        with gathered(policy, reference):
+            experience = to_experience(
+                batch.episodes, policy, reference, temperature=config.temperature, micro_batch_tok=config.micro_batch_tok,
+                policy_version=state.step, inverse_inclusion=batch.inverse_inclusion, task_names=list(state.pools),
+            )  # fmt: skip
         metrics = update(config, policy, optimizer, experience, state)
         metrics |= {"policy/kl_coef": state.kl_coef, "policy/learning_rate": optimizer.param_groups[0]["lr"]}
         updated = time.monotonic()
@@ -207,8 +214,8 @@ def train(
             metrics |= {"time/sample_s": batch.sample_s, "time/collect_s": collected - started}
             metrics |= {"time/update_s": updated - collected, "time/rss_mib": rss_mib()}
             log.write(state.step, all_episodes, metrics)
-            if saves:
-                state.save(run_dir, policy, optimizer)
+        if saves:
+            state.save(run_dir, policy, optimizer)
     return state.step >= config.steps
 
 
@@ -282,14 +289,16 @@ def main(argv: list[str]) -> int:
         reference = frozen_copy(policy)
     if rank == 0 and dist.is_initialized():
         dist.barrier()
+    if config.shard:
+        policy, reference = shard(policy), shard(reference)
     optimizer = build_optimizer(config, policy)
     pools = {task.name: ImprovementPool() for task in tasks}
     state = TrainerState(0, config.kl_coef, pools, torch.Generator().manual_seed(config.seed), ppo.NonFiniteGuard())
     if rank == 0:
         checkpoint.write_atomically(run_dir / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
     if resume:
-        state.load(checkpoint.load_trainer_state(newest), optimizer)
-    elif rank == 0:
+        state.load(checkpoint.load_trainer_state(newest), policy, optimizer)
+    else:
         state.save(run_dir, policy, optimizer)  # step_0: the reference, and the left column of eval.py
 
     if config.reward_split == "test" and rank == 0:

@@ -43,7 +43,7 @@ class WarmStart:
 
     demonstrations: int = 3600  # of all tasks together
     improve_share: float = 0.25
-    mistake_share: float = 0.85
+    mistake_share: float = 0.9
     batch_size: int = 8
     learning_rate: float = 5e-3
     vocabulary: int = 2048  # at most; one task needs about 1100

@@ -38,7 +38,9 @@ class SleepCollector:
         return [Run(i, "scratch", [], Generation([], [], "stop"), "", program, version) for i, program in programs.items()]
 
     def start(self, run: Run) -> None:
+        run.started_at = time.monotonic()
         run.future = self.sandbox.submit(run.program, None)
+        run.future.add_done_callback(lambda _: setattr(run, "ended_at", time.monotonic()))
 
     def finish(self, runs: list[Run]) -> list[Run]:
         assert all(run.future.result().status == "ok" for run in runs)

@@ -1,6 +1,6 @@
 """Two kinds of program, one ten times as slow: what share of a batch is the fast one, by mode of collection and weight?
 
-    python bench/duration_bias.py            a minute; a table, then one line of JSON
+    python bench/duration_bias.py            a minute; a table, docs/duration_bias.png, then one line of JSON
 
 The policy writes either with probability 1/2, so .500 is unbiased. 32 workers, batches of 32. Five ways to fill a batch:
 
@@ -91,8 +91,25 @@ def simulate(seed: int = 0) -> dict[str, dict[str, float]]:
     return shares
 
 
+def draw_figure(shares: dict[str, dict[str, float]]) -> None:
+    """Draw docs/duration_bias.png."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, panel = plt.subplots(figsize=(7, 2.8), constrained_layout=True)
+    for i, weight in enumerate(WEIGHTS):
+        panel.bar(np.arange(len(shares)) + 0.2 * (i - 1.5), [row[weight] for row in shares.values()], 0.18, label=weight)
+    panel.axhline(0.5, color="black", lw=0.8, ls=":")
+    panel.set(xticks=range(len(shares)), xticklabels=shares, ylim=(0, 1), ylabel="weight of the fast program")
+    panel.legend(title="weight", fontsize=8, ncols=4)
+    figure.savefig(Path(__file__).resolve().parent.parent / "docs" / "duration_bias.png", dpi=110)
+
+
 def main() -> int:
     shares = simulate()
+    draw_figure(shares)
     print(f"share of the fast program; unbiased is .500\n{'':10}" + "".join(f"{weight:>8}" for weight in WEIGHTS))
     for mode, row in shares.items():
         print(f"{mode:10}" + "".join(f"{row[weight]:8.3f}" for weight in WEIGHTS))

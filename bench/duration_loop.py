@@ -109,7 +109,7 @@ def run(game: str, collect: str, weight: str, seed: int) -> dict:
     config = resolve(Config(task=TASK, model="tiny", collect=collect, duration_weight=weight, steps=STEPS, batch_size=BATCH,
                             temperature=1.0, improve_frac=0.0, seed=seed))  # fmt: skip
     responses = write_responses(game)
-    with tempfile.TemporaryDirectory() as folder, Sandbox(SANDBOXES, time_limit_s=60) as sandbox:
+    with tempfile.TemporaryDirectory() as folder, Sandbox(SANDBOXES) as sandbox:
         task, test = (load_task(TASK, Path(folder) / split, split, seed=seed) for split in ("reward", "test"))
         policy = make_policy(task, responses, seed)
         reference = frozen_copy(policy)

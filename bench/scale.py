@@ -94,21 +94,26 @@ class Rank:
         return now, 0.0
 
 
-def simulate(constants: Constants, mode: str, ranks: int, sandboxes: int, steps: int = 30, seed: int = 0) -> dict[str, float]:
-    """Return programs an hour, share of the time that GPUs and sandboxes do useful work, and mean staleness in versions."""
+def simulate(constants: Constants, mode: str, ranks: int, sandboxes: int, steps: int = 40, seed: int = 0) -> dict[str, float]:
+    """Return programs an hour, share of the time that GPUs and sandboxes do useful work, and mean staleness in versions.
+
+    Of the last three quarters of the steps: `async` has filled its pipeline by then.
+    """
     rng = np.random.default_rng(seed)
     workers = [Rank(constants, sandboxes, rng) for _ in range(ranks)]
-    now, ages = 0.0, []
+    now, ages, skipped = 0.0, [], steps // 4
     for version in range(steps):
+        if version == skipped:
+            start, ages, busy_s = now, [], sum(rank.busy_s for rank in workers)
         ends, old = zip(*(rank.next_batch(mode, now, version) for rank in workers), strict=True)
         now = max(ends) + constants.update_s
         ages += old
-    useful_s = steps * (constants.sample_s + constants.update_s)
+    wall_s, steps = now - start, steps - skipped
     return {
-        "programs_per_hour": 3600 * steps * ranks * constants.share / now,
-        "gpu_busy": useful_s / now,
-        "sandbox_busy": sum(rank.busy_s for rank in workers) / (now * ranks * sandboxes),
-        "staleness": float(np.mean(ages[len(ages) // 3 :])),
+        "programs_per_hour": 3600 * steps * ranks * constants.share / wall_s,
+        "gpu_busy": steps * (constants.sample_s + constants.update_s) / wall_s,
+        "sandbox_busy": (sum(rank.busy_s for rank in workers) - busy_s) / (wall_s * ranks * sandboxes),
+        "staleness": float(np.mean(ages)),
     }
 
 
@@ -122,19 +127,20 @@ class TimedCollector(SleepCollector):
         return super().sample(policy, indices, version)
 
 
-def measure(constants: Constants, mode: str, sandbox: Sandbox, steps: int = 10, seed: int = 0) -> float:
-    """Return programs an hour of the real Stream and sandbox, one rank."""
+def measure(constants: Constants, mode: str, sandbox: Sandbox, steps: int = 16, seed: int = 0) -> float:
+    """Return programs an hour of the real Stream and sandbox, one rank, of the last three quarters of the steps."""
     collector = TimedCollector(sandbox, draw_durations(constants, np.random.default_rng(seed), constants.share * steps * 20))
     collector.sample_batch, collector.sample_s = constants.share, constants.sample_s
     stream = Stream(collector, mode, batch_size=constants.share, steps=10**6, max_staleness=constants.max_staleness)
-    started = time.monotonic()
+    started = 0.0
     for step in range(steps):
+        started = time.monotonic() if step <= steps // 4 else started
         stream.next_batch(None, step)
         time.sleep(constants.update_s)
     wall_s = time.monotonic() - started
     for run in stream.runs:
         sandbox.abandon(run.future)
-    return 3600 * steps * constants.share / wall_s
+    return 3600 * (steps - steps // 4) * constants.share / wall_s
 
 
 def check() -> list[dict]:
@@ -143,10 +149,10 @@ def check() -> list[dict]:
     print(f"\n{'check: programs an hour':28} {'real':>8} {'simulated':>10} {'ratio':>6}")
     constants = Constants(sample_s=0.3, update_s=0.15, run_s=0.6)
     for sandboxes in (4, 16):
-        with Sandbox(sandboxes, time_limit_s=60) as sandbox:
+        with Sandbox(sandboxes) as sandbox:
             for mode in MODES:
                 real = measure(constants, mode, sandbox)
-                ours = np.mean([simulate(constants, mode, 1, sandboxes, 10, seed)["programs_per_hour"] for seed in range(20)])
+                ours = np.mean([simulate(constants, mode, 1, sandboxes, 16, seed)["programs_per_hour"] for seed in range(20)])
                 rows.append({"name": f"check/{mode}/{sandboxes}", "ours": ours, "peer": real, "ratio": ours / real})
                 print(f"{mode:8} {sandboxes:3} sandboxes        {real:8.0f} {ours:10.0f} {ours / real:6.2f}", flush=True)
     return rows
@@ -162,7 +168,8 @@ def draw(constants: Constants, totals: list[int], grid: dict, nodes: list[int]) 
     for panel, n in zip(panels, nodes, strict=True):
         ranks = n * GPUS_A_NODE
         for mode in MODES:
-            panel.loglog(totals, [grid[n, total, mode]["programs_per_hour"] for total in totals], marker="o", ms=3, label=mode)
+            curve = [(total, grid[n, total, mode]["programs_per_hour"]) for total in totals if (n, total, mode) in grid]
+            panel.loglog(*zip(*curve, strict=True), marker="o", ms=3, label=mode)
         limit = 3600 * ranks * constants.share / (constants.sample_s + constants.update_s)
         panel.axhline(limit, color="grey", lw=0.8, ls=":", label="limit of the GPUs")
         panel.set(title=f"{n} node{'s' * (n > 1)}, {ranks} GPUs", xlabel="sandboxes in all")
@@ -183,9 +190,9 @@ def main(argv: list[str]) -> int:
     print(f"{'nodes':>6} {'sandboxes':>10} " + f" {'prog/h':>8} {'GPU':>5} {'sandbox':>8} {'stale':>6}  " * 3)
     for n in nodes:
         ranks = n * GPUS_A_NODE
-        for total in totals:
-            for mode in MODES:  # at least one sandbox a rank
-                grid[n, total, mode] = simulate(constants, mode, ranks, max(1, total // ranks))
+        for total in (total for total in totals if total >= ranks):
+            for mode in MODES:
+                grid[n, total, mode] = simulate(constants, mode, ranks, total // ranks)
             line = f"{n:6} {total:10} "
             for s in (grid[n, total, mode] for mode in MODES):
                 line += f" {s['programs_per_hour']:8.0f} {s['gpu_busy']:5.0%} {s['sandbox_busy']:8.0%} {s['staleness']:6.2f}  "

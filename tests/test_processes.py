@@ -53,6 +53,30 @@ def test_a_rank_is_killed_and_torchrun_goes_on_from_the_newest_checkpoint(straig
     assert not processes_naming(str(tmp_path))
 
 
+def test_a_sharded_run_learns_the_same_and_can_be_resumed_by_one_process(straight_run, cache, tmp_path):
+    """FSDP2 over two ranks for two steps, then one process without it."""
+    run = tmp_path / "sharded"
+    same_secret(straight_run, run)
+    command = torchrun(2, *SMALL, "--shard", "--run-dir", run)
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **cache}, stdout=subprocess.DEVNULL)
+    while not (run / "step_2").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    sharded, straight = records(run), records(straight_run)
+    assert set(straight[0]) - set(sharded[0]) == {"policy/backbone_grad_norm", "value/grad_norm"}
+    for name, value in sharded[0].items():
+        assert value == pytest.approx(straight[0][name], rel=1e-3, abs=1e-5), name
+    ours = [e["response_ids"] for e in records(run, "episodes.jsonl")]
+    assert ours[:8] == [e["response_ids"] for e in records(straight_run, "episodes.jsonl")[:8]]
+    with pytest.raises(ValueError, match="torchrun"):
+        parse_args(["--resume", str(run)])
+    done = run_script("train.py", "--resume", run, "--no-shard", "--steps", "3", env=cache)
+    assert done.returncode == 0, done.stderr
+    assert [r["step"] for r in records(run)] == [1, 2, 3]
+
+
 def is_rank(process: Path, run: str) -> bool:
     try:
         words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
