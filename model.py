@@ -66,8 +66,8 @@ def build_tiny(tokenizer: PreTrainedTokenizerFast, seed: int) -> Policy:
     """Build an untrained Qwen2-architecture policy of about 1 M parameters for the given tokenizer."""
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=448, num_hidden_layers=4, num_attention_heads=4,
-        # one key-value head: on a CPU, reading the cache is what sampling costs
-        num_key_value_heads=1, max_position_embeddings=TINY_CONTEXT_TOK, tie_word_embeddings=True,
+        # a key-value head per query head: with one for all, names are not copied and twice as many programs fail at the start
+        num_key_value_heads=4, max_position_embeddings=TINY_CONTEXT_TOK, tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
         nanomle_tiny=True,
     )  # fmt: skip
