@@ -83,7 +83,8 @@ class Stream:
         taken, dropped, self.runs = in_order[: self.share], in_order[self.share :], []
         end = taken[-1].ended_at
         for run in dropped:
-            self.collector.sandbox.abandon(run.future)
+            if run.ended_at == math.inf:
+                self.collector.sandbox.abandon(run.future)
         ran_s = tuple(max(run.ended_at - run.started_at, 1e-6) for run in taken)
         window = Window(ran_s, tuple(max(end - run.started_at, 1e-6) for run in dropped))
         self.windows = [*self.windows, window][-POOLED_WINDOWS:]

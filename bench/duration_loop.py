@@ -13,6 +13,7 @@ Shares are exact: the probabilities that the policy gives to the programs. Resul
 figures are drawn from it.
 """
 
+import functools
 import json
 import os
 import platform
@@ -36,7 +37,7 @@ from prompts import build_prompt
 from rollout import Collector, ImprovementPool, to_experience
 from sandbox import Sandbox
 from stream import Stream
-from tasks import Task, load_task
+from tasks import load_task
 from train import TrainerState, build_optimizer, update
 from warmstart import encode_example, fine_tune, train_tokenizer
 
@@ -80,27 +81,31 @@ def write_responses(game: str) -> dict[str, str]:
     }
 
 
-def make_policy(task: Task, responses: dict[str, str], seed: int) -> Policy:
+@functools.cache
+def make_policy(game: str, seed: int) -> Policy:
     """Return a tiny policy that fails half the time, the rest fast and slow in equal parts, about."""
-    prompt = build_prompt(task, brief=True)
-    texts = [responses["fails"]] * 192 + [responses["fast"]] * 96 + [responses["slow"]] * 96
-    random.Random(seed).shuffle(texts)
+    responses = write_responses(game)
+    with tempfile.TemporaryDirectory() as folder:
+        prompt = build_prompt(load_task(TASK, Path(folder), "reward"), brief=True)
     tokenizer = train_tokenizer([prompt + text for text in responses.values()], 1024)
     policy = build_tiny(tokenizer, seed)
+    texts = [responses["fails"]] * 600 + [responses["fast"]] * 300 + [responses["slow"]] * 300
+    random.Random(seed).shuffle(texts)
     examples = [encode_example(tokenizer, prompt, text) for text in texts]
-    fine_tune(policy, examples, batch_size=16, learning_rate=2e-3, label="three programs")
+    while sum(probabilities(policy, prompt, responses).values()) < 0.95:
+        fine_tune(policy, examples, batch_size=8, learning_rate=5e-3, label="three programs")
     return policy
 
 
 @torch.no_grad()
-def probabilities(policy: Policy, task: Task, responses: dict[str, str], temperature: float) -> dict[str, float]:
+def probabilities(policy: Policy, prompt: str, responses: dict[str, str]) -> dict[str, float]:
     """Return the probability of each response, exactly."""
     result = {}
     for name, text in responses.items():
-        ids, start = encode_example(policy.tokenizer, build_prompt(task, brief=True), text)
+        ids, start = encode_example(policy.tokenizer, prompt, text)
         tokens = torch.tensor([ids])  # (1, T)
         mask = torch.arange(len(ids))[None] >= start  # (1, T)
-        result[name] = float(ppo.evaluate(policy, tokens, mask, temperature)[0].sum().exp())
+        result[name] = float(ppo.evaluate(policy, tokens, mask, 1.0)[0].sum().exp())
     return result
 
 
@@ -111,15 +116,16 @@ def run(game: str, collect: str, weight: str, seed: int) -> dict:
     responses = write_responses(game)
     with tempfile.TemporaryDirectory() as folder, Sandbox(SANDBOXES) as sandbox:
         task, test = (load_task(TASK, Path(folder) / split, split, seed=seed) for split in ("reward", "test"))
-        policy = make_policy(task, responses, seed)
-        reference = frozen_copy(policy)
+        reference = frozen_copy(make_policy(game, seed))
+        policy = frozen_copy(reference).requires_grad_(True)
         pools = {TASK: ImprovementPool()}
         options = {"temperature": config.temperature, "max_prompt_tok": 1024, "max_new_tok": 256, "brief": True}
         collector = Collector([task], sandbox, seed=seed, secret=b"bench", pools=pools, improve_frac=0.0, **options)
         stream = Stream(collector, collect, batch_size=BATCH, steps=STEPS, max_staleness=config.max_staleness)
         optimizer = build_optimizer(config, policy)
         state = TrainerState(0, config.kl_coef, pools, torch.Generator().manual_seed(seed), ppo.NonFiniteGuard())
-        seen, counts, started = [probabilities(policy, task, responses, 1.0)], [], time.monotonic()
+        prompt = build_prompt(task, brief=True)
+        seen, counts, started = [probabilities(policy, prompt, responses)], [], time.monotonic()
         for step in range(STEPS):
             batch = stream.next_batch(policy, step)
             counts.append({name: sum(e.response == text for e in batch.episodes) for name, text in responses.items()})
@@ -130,7 +136,7 @@ def run(game: str, collect: str, weight: str, seed: int) -> dict:
             metrics = update(config, policy, optimizer, experience, state)
             state.kl_coef = ppo.update_kl_coefficient(state.kl_coef, metrics["policy/kl_ref"], config.kl_target)
             state.step += 1
-            seen.append(probabilities(policy, task, responses, 1.0))
+            seen.append(probabilities(policy, prompt, responses))
         wall_s = time.monotonic() - started
         scores = {}
         for name in ("fast", "slow"):
