@@ -7,7 +7,7 @@ slow one (10 times the time; the time is slept, as a stand-in for larger data). 
 Stream, Collector, sandbox, ppo.update. Two games:
 
     equal    fast and slow train the same logistic regression: nothing should move the slow one's share of the valid ones
-    better   fast trains a logistic regression, slow boosted trees, which score better: the share should rise
+    better   fast trains a logistic regression, slow boosted trees on two more features: the share should rise
 
 Shares are exact: the probabilities that the policy gives to the programs. Results are kept in docs/duration_loop.json,
 figures are drawn from it.
@@ -17,7 +17,6 @@ import functools
 import json
 import os
 import platform
-import random
 import sys
 import tempfile
 import time
@@ -39,17 +38,22 @@ from sandbox import Sandbox
 from stream import Stream
 from tasks import load_task
 from train import TrainerState, build_optimizer, update
-from warmstart import encode_example, fine_tune, train_tokenizer
+from warmstart import encode_example, supervised_loss, train_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "duration_loop.json"
 TASK, STEPS, BATCH, SANDBOXES, FAST_S, SLOW_S, SEEDS = "tabular-may-2022", 20, 32, 32, 0.2, 2.0, (0, 1, 2)
 PAIRS = {
-    "equal": [("sync", "none"), ("sync", "mean"), ("sync", "log"), ("async", "none"), ("async", "mean"), ("async", "log"),
-              ("restart", "none"), ("restart", "mean"), ("restart", "log"), ("restart", "ipw")],
-    "better": [("sync", "none"), ("async", "none"), ("restart", "none"), ("restart", "mean"), ("restart", "ipw")],
+    "equal": [("sync", "none"), ("sync", "mean"), ("async", "none"), ("async", "mean"),
+              ("restart", "none"), ("restart", "mean"), ("restart", "ipw")],
+    "better": [("sync", "none"), ("async", "none"), ("restart", "none"), ("restart", "ipw")],
 }  # fmt: skip
-MODELS = {"linear": "LogisticRegression()", "boosted": "GradientBoostingClassifier(n_estimators=150, max_depth=2)"}
+MODELS = {"linear": ("", "LogisticRegression()"), "boosted": ("""\
+for d in (train, test):
+    d["s"] = (d.f_02 + d.f_21).abs()
+    d["u"] = d.f_27.map(lambda x: len(set(x)))
+columns += ["s", "u"]
+""", "GradientBoostingClassifier(n_estimators=100, max_depth=2)")}  # fmt: skip
 PROGRAM = """\
 {plan}
 ```python
@@ -61,7 +65,7 @@ from sklearn.ensemble import GradientBoostingClassifier
 train = pd.read_csv("train.csv")
 test = pd.read_csv("{test_file}")
 columns = [f"f_{{i:02}}" for i in range(31) if i != 27]
-time.sleep({seconds})
+{features}time.sleep({seconds})
 model = {model}
 model.fit(train[columns], train["target"])
 proba = model.predict_proba(test[columns])[:, 1]
@@ -73,27 +77,29 @@ test[["id"]].assign(target=proba).to_csv("submission.csv", index=False)
 def write_responses(game: str) -> dict[str, str]:
     """Return the three responses of a game: what the policy knows."""
     slow = "linear" if game == "equal" else "boosted"
-    parts = {"fails": (FAST_S, "linear", "tests.csv"), "fast": (FAST_S, "linear", "test.csv")}
-    parts["slow"] = (SLOW_S, slow, "test.csv")
+    parts = {"fails": (FAST_S, MODELS["linear"], "tests.csv"), "fast": (FAST_S, MODELS["linear"], "test.csv")}
+    parts["slow"] = (SLOW_S, MODELS[slow], "test.csv")
     return {
-        name: PROGRAM.format(plan=f"Plan {name}.", seconds=seconds, model=MODELS[model], test_file=test_file)
-        for name, (seconds, model, test_file) in parts.items()
+        name: PROGRAM.format(plan=f"Plan {name}.", seconds=seconds, test_file=test_file, features=features, model=model)
+        for name, (seconds, (features, model), test_file) in parts.items()
     }
 
 
 @functools.cache
 def make_policy(game: str, seed: int) -> Policy:
-    """Return a tiny policy that fails half the time, the rest fast and slow in equal parts, about."""
+    """Return a tiny policy, fine-tuned to fail half the time, and to be fast or slow in equal parts of the rest."""
     responses = write_responses(game)
     with tempfile.TemporaryDirectory() as folder:
         prompt = build_prompt(load_task(TASK, Path(folder), "reward"), brief=True)
     tokenizer = train_tokenizer([prompt + text for text in responses.values()], 1024)
     policy = build_tiny(tokenizer, seed)
-    texts = [responses["fails"]] * 600 + [responses["fast"]] * 300 + [responses["slow"]] * 300
-    random.Random(seed).shuffle(texts)
-    examples = [encode_example(tokenizer, prompt, text) for text in texts]
-    while sum(probabilities(policy, prompt, responses).values()) < 0.95:
-        fine_tune(policy, examples, batch_size=8, learning_rate=5e-3, label="three programs")
+    examples = [encode_example(tokenizer, prompt, responses[name]) for name in ("fails", "fails", "fast", "slow")]
+    optimizer = torch.optim.AdamW(policy.lm.parameters(), lr=1e-3, weight_decay=0.0)
+    while sum(probabilities(policy, prompt, responses).values()) < 0.97:
+        supervised_loss(policy, examples).backward()
+        torch.nn.utils.clip_grad_norm_(policy.lm.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
     return policy
 
 
