@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils import get_total_norm
 
 from duration import duration_metrics, duration_weights
-from ranks import all_max, all_sum
+from ranks import all_max, all_sum, gather, rank_and_world
 from shard import clip_gradients, even_out, sum_gradients
 
 MAX_LOG_RATIO = 20.0  # exp(20) = 5e8 is finite in fp32, exp(100) is not
@@ -342,8 +342,8 @@ def update(policy, optimizer, experience, *, epochs, minibatches, micro_batch_to
     """Update the policy on one batch: advantages and weights once, then epochs × minibatches optimizer steps.
 
     micro_batch_tok: tokens, pads included, in one forward pass; value_clip_eps: in the head's units; advantage_mode:
-    global or isolate; failure_weight: of the policy term of failed samples; generator: a CPU torch.Generator for the order;
-    guard: the caller's NonFiniteGuard.
+    global or isolate; failure_weight: of the policy term of failed samples; generator: a CPU torch.Generator for the order,
+    in the same state on all ranks; guard: the caller's NonFiniteGuard.
     Returns a dict of floats, equal on all ranks, means over the steps taken. A collective.
     """
     if advantage_mode not in ("global", "isolate") or (advantage_mode == "isolate" and experience.failed is None):
@@ -363,9 +363,12 @@ def update(policy, optimizer, experience, *, epochs, minibatches, micro_batch_to
                       detach_value=detach_value)
     metrics |= backbone_grad_norms(policy, loss_fn, batch)
     guard, steps = guard or NonFiniteGuard(), []
+    counts = gather([len(batch["weights"])])  # rows of every rank: minibatches are drawn from all of them together
+    first = sum(counts[: rank_and_world()[0]])
     for _ in range(epochs):
-        for rows in torch.randperm(len(batch["weights"]), generator=generator).tensor_split(minibatches):
-            step = train_minibatch(policy, optimizer, loss_fn, select_rows(batch, rows), micro_batch_tok, max_grad_norm)
+        for rows in torch.randperm(sum(counts), generator=generator).tensor_split(minibatches):
+            own = rows[(rows >= first) & (rows < first + len(batch["weights"]))] - first
+            step = train_minibatch(policy, optimizer, loss_fn, select_rows(batch, own), micro_batch_tok, max_grad_norm)
             if step:
                 guard.record(step["skipped"])
                 steps.append(step)

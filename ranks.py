@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 TIMEOUT = timedelta(days=1)  # a rank may wait for a download, or for the slow programs of another
 _host_group = None  # gloo beside NCCL: waiting for programs must not keep a GPU spinning, nor time out
@@ -20,7 +21,12 @@ def init_processes() -> int:
         return 0
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
+    store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        # torchrun --max-restarts on one node keeps its store: addresses of ranks that have died would be in the way
+        store = dist.PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     _host_group = dist.new_group(backend="gloo", timeout=TIMEOUT)
     return dist.get_rank()
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 import checkpoint
 import ppo
@@ -277,7 +276,7 @@ def main(argv: list[str]) -> int:
     set_threads(config)
     rank = init_processes()
     if rank > 0:
-        dist.barrier()  # rank 0 makes the folder, the secret and the warm start; the others find them
+        gather([])  # rank 0 makes the folder, the secret and the warm start; the others wait and find them
     run_dir = open_run(config, is_new=resume is None and rank == 0)
     tasks = load_run_tasks(config, run_dir, config.reward_split)
     if resume:
@@ -287,8 +286,8 @@ def main(argv: list[str]) -> int:
     else:
         policy = load_start(config, tasks)
         reference = frozen_copy(policy)
-    if rank == 0 and dist.is_initialized():
-        dist.barrier()
+    if rank == 0:
+        gather([])
     if config.shard:
         policy, reference = shard(policy), shard(reference)
     optimizer = build_optimizer(config, policy)

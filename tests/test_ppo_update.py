@@ -123,6 +123,12 @@ def test_nan_steps_are_skipped_counted_and_ten_in_a_row_raise():
 
 # two ranks
 FEW = (1, 2, 3, 5)  # samples in all
+SHARED = {"duration_weight": "mean", "advantage_mode": "isolate", "epochs": 2, "minibatches": 2}
+
+
+def in_order(**changes):
+    """Return changes with a generator that is in the same state on every rank."""
+    return {**changes, "generator": torch.Generator().manual_seed(0)}
 
 
 def run_rank(rank, directory):
@@ -136,16 +142,16 @@ def run_rank(rank, directory):
               "weights": ppo.duration_weights(torch.tensor([10.0, 30, 60])[rank * 2: rank * 2 + 2], "mean")}
     with pytest.raises(ValueError, match="positive"):
         ppo.duration_weights(torch.tensor([1.0, float(rank)]), "mean")  # bad on rank 0 only, refused on both
-    experience, changes = sample_experience(ToyPolicy()), {"duration_weight": "mean", "advantage_mode": "isolate"}
-    result["split"] = updated(rows_of(experience, slice(0, 4) if rank == 0 else slice(4, 6)), **changes)
-    result["idle"] = updated(rows_of(experience, slice(0, 6) if rank == 0 else slice(0)), **changes)
+    experience = sample_experience(ToyPolicy())
+    result["split"] = updated(rows_of(experience, slice(0, 4) if rank == 0 else slice(4, 6)), **in_order(**SHARED))
+    result["idle"] = updated(rows_of(experience, slice(0, 6) if rank == 0 else slice(0)), **in_order(**SHARED))
     lengths = (95,) * 5 if rank == 0 else (20,) * 5  # five micro-batches against one
     uneven = sample_experience(ToyPolicy(), (1,) * 5, lengths, seed=rank)
-    result["uneven"] = updated(uneven, micro_batch_tok=100, epochs=2, minibatches=2)
+    result["uneven"] = updated(uneven, **in_order(micro_batch_tok=100, epochs=2, minibatches=2))
     for n in FEW:  # rank 0 has one more where n is odd, rank 1 none of one; two minibatches, some without a sample
         few = sample_experience(ToyPolicy(), (2,) * n, (4,) * n)
-        result[n] = updated(rows_of(few, slice(0, (n + 1) // 2) if rank == 0 else slice((n + 1) // 2, n)), **changes)
-        updated(rows_of(few, slice(0, n) if rank == 1 else slice(0)), **changes, minibatches=2, epochs=2)
+        own = slice(0, (n + 1) // 2) if rank == 0 else slice((n + 1) // 2, n)
+        result[n] = updated(rows_of(few, own), **in_order(**SHARED))
     torch.save(result, f"{directory}/rank{rank}.pt")
     finish_processes()
 
@@ -177,7 +183,7 @@ def test_two_ranks_share_the_mean_duration(two_ranks):  # case 16
 
 @pytest.mark.parametrize("share", ["split", "idle"])
 def test_two_ranks_take_the_step_of_one(two_ranks, share):  # cases 15, 19
-    after, metrics = updated(sample_experience(ToyPolicy()), duration_weight="mean", advantage_mode="isolate")
+    after, metrics = updated(sample_experience(ToyPolicy()), **in_order(**SHARED))
     probes = {"policy/backbone_grad_norm", "value/grad_norm"}  # each rank looks at its own longest episode
     for rank in two_ranks:
         close(rank[share][0], after, atol=1e-9)
@@ -188,7 +194,7 @@ def test_two_ranks_take_the_step_of_one(two_ranks, share):  # cases 15, 19
 @pytest.mark.parametrize("n", FEW)
 def test_two_ranks_share_few_samples(two_ranks, n):
     few = sample_experience(ToyPolicy(), (2,) * n, (4,) * n)
-    after, metrics = updated(few, duration_weight="mean", advantage_mode="isolate")
+    after, metrics = updated(few, **in_order(**SHARED))
     for rank in two_ranks:
         close(rank[n][0], after, atol=1e-9)
         assert rank[n][1]["update/loss"] == pytest.approx(metrics["update/loss"], abs=1e-6)
