@@ -19,6 +19,7 @@ import torch
 from checkpoint import UsageError, latest_checkpoint
 from duration import COLLECT_MODES, MODES
 from model import is_tiny
+from ranks import restart_count
 from sandbox import CLOCKS, InfraError
 from tasks import expand_names
 
@@ -132,7 +133,7 @@ def parse_args(argv: list[str]) -> tuple[Config, Path | None, bool]:
     resume, dry_run = given.pop("resume"), given.pop("dry_run")
     if resume is None:
         config = resolve(Config(**given))
-        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) == 0 or not (Path(config.run_dir) / "latest").exists():
+        if restart_count() == 0 or not (Path(config.run_dir) / "latest").exists():
             return config, None, dry_run
         # A rank died, and torchrun --max-restarts runs the same command again: go on.
         resume, given = config.run_dir, dataclasses.asdict(config)

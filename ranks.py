@@ -24,7 +24,7 @@ def init_processes() -> int:
     store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         # torchrun --max-restarts on one node keeps its store: addresses of ranks that have died would be in the way
-        store = dist.PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        store = dist.PrefixStore(f"restart-{restart_count()}", store)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     _host_group = dist.new_group(backend="gloo", timeout=TIMEOUT)
@@ -40,6 +40,11 @@ def finish_processes() -> None:
 
 def rank_and_world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+
+
+def restart_count() -> int:
+    """Return how often torchrun has started this command again after a rank died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def cores_per_rank() -> int:

@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -93,12 +94,8 @@ def simulate(seed: int = 0) -> dict[str, dict[str, float]]:
 
 def draw_figure(shares: dict[str, dict[str, float]]) -> None:
     """Draw docs/duration_bias.png."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, panel = plt.subplots(figsize=(7, 2.8), constrained_layout=True)
+    figure = Figure(figsize=(7, 2.8), layout="constrained")
+    panel = figure.subplots()
     for i, weight in enumerate(WEIGHTS):
         panel.bar(np.arange(len(shares)) + 0.2 * (i - 1.5), [row[weight] for row in shares.values()], 0.18, label=weight)
     panel.axhline(0.5, color="black", lw=0.8, ls=":")

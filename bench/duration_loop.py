@@ -27,8 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 import ppo
+from checkpoint import write_atomically
 from config import Config, resolve
 from duration import describe_mismatch
 from model import Policy, build_tiny, frozen_copy
@@ -43,6 +45,7 @@ from warmstart import encode_example, supervised_loss, train_tokenizer
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "duration_loop.json"
 TASK, STEPS, BATCH, SANDBOXES, FAST_S, SLOW_S, SEEDS = "tabular-may-2022", 20, 32, 32, 0.2, 2.0, (0, 1, 2)
+FINE_TUNING_STEPS = 3000  # at most
 PAIRS = {
     "equal": [("sync", "none"), ("sync", "mean"), ("async", "none"), ("async", "mean"),
               ("restart", "none"), ("restart", "mean"), ("restart", "ipw")],
@@ -95,12 +98,14 @@ def make_policy(game: str, seed: int) -> Policy:
     policy = build_tiny(tokenizer, seed)
     examples = [encode_example(tokenizer, prompt, responses[name]) for name in ("fails", "fails", "fast", "slow")]
     optimizer = torch.optim.AdamW(policy.lm.parameters(), lr=1e-3, weight_decay=0.0)
-    while sum(probabilities(policy, prompt, responses).values()) < 0.97:
+    for _ in range(FINE_TUNING_STEPS):
+        if sum(probabilities(policy, prompt, responses).values()) >= 0.97:
+            return policy
         supervised_loss(policy, examples).backward()
         torch.nn.utils.clip_grad_norm_(policy.lm.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    return policy
+    raise RuntimeError(f"{game}, seed {seed}: the three programs are not known after {FINE_TUNING_STEPS} steps of fine-tuning")
 
 
 @torch.no_grad()
@@ -157,7 +162,7 @@ def slow_share(result: dict) -> np.ndarray:
     return np.array([p["slow"] / (p["slow"] + p["fast"]) for p in result["probabilities"]])
 
 
-def test_score(result: dict) -> float:
+def score_on_test(result: dict) -> float:
     """Return the mean score on the test split of the valid programs that the trained policy writes."""
     share = slow_share(result)[-1]
     return share * result["test_scores"]["slow"] + (1 - share) * result["test_scores"]["fast"]
@@ -165,12 +170,8 @@ def test_score(result: dict) -> float:
 
 def draw(results: list[dict], game: str) -> None:
     """Draw docs/duration_loop_GAME.png: shares by step, a panel per mode, mean and range over seeds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, panels = plt.subplots(1, 3, figsize=(11, 3.4), sharey=True, constrained_layout=True)
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True)
     for panel, mode in zip(panels, ("sync", "async", "restart"), strict=True):
         for weight in ("none", "mean", "log", "ipw"):
             curves = [slow_share(r) for r in results if (r["game"], r["collect"], r["weight"]) == (game, mode, weight)]
@@ -192,7 +193,7 @@ def main() -> int:
         for key in [(game, *pair, seed) for game, pairs in PAIRS.items() for pair in pairs]:
             if key not in done:
                 results.append(run(*key))
-                RESULTS.write_text(json.dumps(results) + "\n")
+                write_atomically(RESULTS, json.dumps(results) + "\n")
     rows = []
     print(f"{'game':8} {'collect':8} {'weight':7} {'slow at start':>14} {'at the end':>13} {'valid':>6} {'test score':>14}")
     for game, pairs in PAIRS.items():
@@ -201,7 +202,7 @@ def main() -> int:
             own = [r for r in results if (r["game"], r["collect"], r["weight"]) == (game, collect, weight)]
             start, end = (np.array([slow_share(r)[i] for r in own]) for i in (0, -1))
             valid = np.mean([1 - r["probabilities"][-1]["fails"] for r in own])
-            score = np.array([test_score(r) for r in own])
+            score = np.array([score_on_test(r) for r in own])
             print(f"{game:8} {collect:8} {weight:7} {start.mean():7.2f} ± {start.std(ddof=1):.2f} {end.mean():6.2f} ± "
                   f"{end.std(ddof=1):.2f} {valid:6.2f} {score.mean():6.3f} ± {score.std(ddof=1):.3f}")  # fmt: skip
             rows.append({"name": f"{game}/{collect}/{weight}", "ours": end.tolist(), "peer": start.tolist(),

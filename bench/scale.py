@@ -1,6 +1,6 @@
 """How many sandboxes does a GPU need, and what do more nodes give? A simulation of stream.py, checked against stream.py.
 
-    python bench/scale.py                                  4 minutes; tables, docs/scale.png, then one line of JSON
+    python bench/scale.py                                  6 minutes; tables, docs/scale.png, then one line of JSON
     python bench/scale.py --sample-s 9 --update-s 4 --run-s 30    with constants of your own: see docs/scale.md
 
 Every rank (one GPU) samples its share of a batch, runs it in its own sandboxes and learns; then it waits for the slowest rank.
@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -159,12 +160,8 @@ def check() -> list[dict]:
 
 
 def draw(constants: Constants, totals: list[int], grid: dict, nodes: list[int]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, panels = plt.subplots(1, len(nodes), figsize=(11, 3.2), constrained_layout=True)
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    panels = figure.subplots(1, len(nodes))
     for panel, n in zip(panels, nodes, strict=True):
         ranks = n * GPUS_A_NODE
         for mode in MODES:
@@ -210,7 +207,7 @@ def main(argv: list[str]) -> int:
         s = simulate(replace(constants, max_staleness=bound), "async", GPUS_A_NODE, 16)
         print(f"  --max-staleness {bound}: {s['programs_per_hour']:8.0f} programs an hour, {s['staleness']:.2f} versions old")
     rows += check()
-    print(json.dumps({"bench": "scale", "constants": asdict(replace(constants)), "rows": rows,
+    print(json.dumps({"bench": "scale", "constants": asdict(constants), "rows": rows,
                       "machine": f"{platform.machine()}, {os.cpu_count()} cores"}))  # fmt: skip
     return 0
 

@@ -1,14 +1,12 @@
 """ppo.update: micro-batches, minibatches, ranks and NaNs change nothing that they should not."""
 
 import math
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from toy import NAN, SETTINGS, ToyPolicy, close, parameters, rows_of, sample_experience, updated
+from toy import NAN, SETTINGS, ToyPolicy, close, parameters, rows_of, sample_experience, spawn_two_ranks, updated
 
 import ppo
 from ranks import finish_processes
@@ -159,14 +157,7 @@ def run_rank(rank, directory):
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     directory = tmp_path_factory.mktemp("ranks")
-    context = mp.spawn(run_rank, (str(directory),), nprocs=2, join=False)
-    deadline = time.monotonic() + 60
-    while not context.join(timeout=1):
-        if time.monotonic() > deadline:
-            for process in context.processes:
-                process.kill()
-            pytest.fail("two ranks did not finish within 60 s: deadlock")
-    return [torch.load(directory / f"rank{rank}.pt") for rank in range(2)]
+    return spawn_two_ranks(run_rank, directory)
 
 
 def test_two_ranks_whiten_together(two_ranks):  # case 6

@@ -1,12 +1,9 @@
 """shard.py: two sharded ranks, one of them without an episode, learn what one process learns."""
 
-import time
-
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from toy import SETTINGS, close, rows_of, sample_experience
+from toy import SETTINGS, close, rows_of, sample_experience, spawn_two_ranks
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import ppo
@@ -48,21 +45,17 @@ def run_rank(rank: int, directory: str) -> None:
               "head": policy.value_head.weight.detach()}  # fmt: skip
     torch.save(result, f"{directory}/rank{rank}.pt")
     dist.barrier()  # as on resume, every rank reads the file
-    load_optimizer_state(policy, optimizer, torch.load(f"{directory}/rank0.pt")["optimizer"])
+    fresh, saved = torch.optim.AdamW(policy.parameters(), lr=1e-2), torch.load(f"{directory}/rank0.pt")["optimizer"]
+    load_optimizer_state(policy, fresh, saved)
+    for name, moments in whole_optimizer_state(policy, fresh).get("state", {}).items():
+        close(moments["exp_avg"], saved["state"][name]["exp_avg"])
     finish_processes()
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     directory = tmp_path_factory.mktemp("shards")
-    context = mp.spawn(run_rank, (str(directory),), nprocs=2, join=False)
-    deadline = time.monotonic() + 90
-    while not context.join(timeout=1):
-        if time.monotonic() > deadline:
-            for process in context.processes:
-                process.kill()
-            pytest.fail("two ranks did not finish within 90 s: deadlock")
-    return [torch.load(directory / f"rank{rank}.pt") for rank in range(2)]
+    return spawn_two_ranks(run_rank, directory)
 
 
 def test_two_sharded_ranks_learn_what_one_process_learns(two_ranks):

@@ -1,7 +1,11 @@
 """A toy policy and made-up experience, shared by the tests of ppo.py."""
 
 
+import time
+
+import pytest
 import torch
+import torch.multiprocessing as mp
 from torch import nn
 
 import ppo
@@ -68,3 +72,15 @@ def updated(experience, **changes):
 
 def close(actual, expected, atol=1e-6):
     torch.testing.assert_close(torch.as_tensor(actual), torch.as_tensor(expected), atol=atol, rtol=0, check_dtype=False)
+
+
+def spawn_two_ranks(run_rank, directory) -> list[dict]:
+    """Run run_rank(rank, directory) in two processes; return what each left in rank{rank}.pt."""
+    context = mp.spawn(run_rank, (str(directory),), nprocs=2, join=False)
+    deadline = time.monotonic() + 90
+    while not context.join(timeout=1):
+        if time.monotonic() > deadline:
+            for process in context.processes:
+                process.kill()
+            pytest.fail("two ranks did not finish within 90 s: deadlock")
+    return [torch.load(directory / f"rank{rank}.pt") for rank in range(2)]
