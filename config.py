@@ -36,7 +36,7 @@ class Config:
     task: str = option("random-pizza", "name of the task (python -m tasks list), several with commas, or all: the twelve")
     data_dir: str | None = option(None, "folder of the real data in MLE-bench's layout; without it, the micro twin")
     model: str | None = option(None, "'tiny', or a Hugging Face causal LM by name or directory")
-    demonstrations: int = option(3600, "programs that the tiny policy is warm-started on")
+    demonstrations: int = option(2400, "programs that the tiny policy is warm-started on")
     run_dir: str | None = option(None, "folder of the run; runs/<task> if not given")
     seed: int = option(0, "seed of the twin, of sampling and of the updates")
     # collection

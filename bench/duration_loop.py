@@ -40,7 +40,7 @@ from sandbox import Sandbox
 from stream import Stream
 from tasks import load_task
 from train import TrainerState, build_optimizer, update
-from warmstart import encode_example, supervised_loss, train_tokenizer
+from warmstart import build_optimizers, encode_example, supervised_loss, train_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "duration_loop.json"
@@ -97,14 +97,15 @@ def make_policy(game: str, seed: int) -> Policy:
     tokenizer = train_tokenizer([prompt + text for text in responses.values()], 1024)
     policy = build_tiny(tokenizer, seed)
     examples = [encode_example(tokenizer, prompt, responses[name]) for name in ("fails", "fails", "fast", "slow")]
-    optimizer = torch.optim.AdamW(policy.lm.parameters(), lr=1e-3, weight_decay=0.0)
-    for _ in range(FINE_TUNING_STEPS):
-        if sum(probabilities(policy, prompt, responses).values()) >= 0.97:
+    optimizers = build_optimizers(policy.lm, learning_rate=5e-3)
+    for step in range(FINE_TUNING_STEPS):
+        if step % 10 == 0 and sum(probabilities(policy, prompt, responses).values()) >= 0.97:
             return policy
         supervised_loss(policy, examples).backward()
         torch.nn.utils.clip_grad_norm_(policy.lm.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
     raise RuntimeError(f"{game}, seed {seed}: the three programs are not known after {FINE_TUNING_STEPS} steps of fine-tuning")
 
 
