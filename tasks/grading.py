@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from scipy.stats import pearsonr
-from sklearn.metrics import accuracy_score, cohen_kappa_score, log_loss, roc_auc_score, root_mean_squared_log_error
+from sklearn.metrics import cohen_kappa_score, log_loss, roc_auc_score, root_mean_squared_log_error
 
 MAX_BYTES = 128 * 2**20  # the largest honest file, 400,000 rows with every feature left in, is about half of it
 MAX_COLUMNS = 10_000
@@ -158,19 +158,23 @@ def align(
 
     Ids compare as a set: integer ids as numbers (" 12 ", 0012 and 12.0 are one id), text ids as exact text. text_ids is for
     ids that are texts by people: they may occur several times (the first one here belongs to the first one there), and
-    those that pandas reads as missing, such as NA, are one text.
+    those that pandas reads as missing, such as NA, are one text. Integers of 2^53 and more, which floats would mix up, and
+    ids of several kinds are compared as text. Raises GraderFault where the answers' own ids collide.
     """
     for column in (id_column, *columns):
         if column not in table.columns:
             raise InvalidSubmission(f"column {column!r} is missing; found {[str(c)[:40] for c in table.columns[:8]]}")
-    ids, expected = table[id_column], answers[id_column]
+    ids, expected = table[id_column], answers[id_column].infer_objects()
+    if expected.isna().any():
+        raise GraderFault("the answers hold a missing id")
     if text_ids:
         ids, expected = _number_repeats(ids), _number_repeats(expected)
-    if expected.duplicated().any() or expected.isna().any():
-        raise GraderFault("the answers hold a duplicate or missing id")
-    if pd.api.types.is_numeric_dtype(expected):
-        ids = pd.Series(to_numbers(ids, f"id column {id_column!r}"))
-        expected = expected.astype(float)
+    elif pd.api.types.is_numeric_dtype(expected) and not expected.astype(float).duplicated().any():
+        ids, expected = pd.Series(to_numbers(ids, f"id column {id_column!r}")), expected.astype(float)
+    else:
+        expected = expected.astype(str)
+    if expected.duplicated().any():
+        raise GraderFault("the answers hold a duplicate id")
     if ids.duplicated().any():
         raise InvalidSubmission(f"duplicate id {_show(ids[ids.duplicated()])}")
     extra, missing = ids[~ids.isin(expected)], expected[~expected.isin(ids)]
@@ -279,21 +283,38 @@ def grade_log_loss(
         return float(log_loss(truth.argmax(axis=1), predictions, labels=range(len(classes))))
 
 
+def _labels(answers: pd.DataFrame, target: str) -> pd.Series:
+    labels = answers[target].infer_objects()
+    if labels.isna().any():
+        raise GraderFault(f"the answers hold a missing {target!r}")
+    return labels
+
+
 def grade_accuracy(submission: bytes, answers: pd.DataFrame, id_column: str, target: str) -> float:
-    """Return the share of right labels; a whole number that is no class is merely wrong. Raises InvalidSubmission."""
-    predictions = _whole_numbers(_read(submission, answers, id_column, (target,)), target)
-    return float(accuracy_score(answers[target].astype(float), predictions))
+    """Return the share of right labels; a whole number, or a text, that is no class is merely wrong.
+
+    Answers that are texts are compared as exact text. Raises InvalidSubmission, or GraderFault for a missing answer.
+    """
+    truth, cells = _labels(answers, target), _read(submission, answers, id_column, (target,))
+    if pd.api.types.is_numeric_dtype(truth):
+        return float(np.mean(truth.to_numpy(float) == _whole_numbers(cells, target)))
+    if ((cells[target].str.strip() == "") & ~cells[target].isin(truth)).any():
+        raise InvalidSubmission(_describe_cell("", f"column {target!r}"))
+    return float(np.mean(truth.astype(str).to_numpy() == cells[target].to_numpy()))
 
 
 def grade_kappa(submission: bytes, answers: pd.DataFrame, id_column: str, target: str) -> float:
     """Return Cohen's kappa with quadratic weights, in [-1, 1]; other whole numbers count as further grades.
 
-    Raises InvalidSubmission, or GraderFault for answers of one grade.
+    Raises InvalidSubmission, or GraderFault for answers that are missing, of one grade, or texts, which have no order.
     """
-    if answers[target].nunique() < 2:
-        raise GraderFault("kappa needs answers of at least two grades")
+    truth = _labels(answers, target)
+    if truth.nunique() < 2 or not pd.api.types.is_numeric_dtype(truth):
+        raise GraderFault("kappa needs answers of at least two grades, which are numbers")
     predictions = _whole_numbers(_read(submission, answers, id_column, (target,)), target)
-    return float(cohen_kappa_score(answers[target].astype(float), predictions, weights="quadratic"))
+    # Scikit-learn weighs by the grades' ranks, and refuses floats of 2^63 and more: the ranks are the same to it.
+    _, ranks = np.unique(np.concatenate([truth.to_numpy(float), predictions]), return_inverse=True)
+    return float(cohen_kappa_score(*np.split(ranks, 2), weights="quadratic"))
 
 
 def grade_pearson(submission: bytes, answers: pd.DataFrame, id_column: str, target: str) -> float:

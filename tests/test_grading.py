@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from tasks import GraderFault, InvalidSubmission
-from tasks.grading import grade_auc, read_submission_file
+from tasks.grading import grade_accuracy, grade_auc, grade_kappa, read_submission_file
 
 TEXT_ANSWERS = pd.DataFrame({"id": ["a", "b", "c", "d"], "y": [0, 1, 0, 1]})
 NUMBER_ANSWERS = pd.DataFrame({"id": [7, 12, 30, 4], "y": [0, 1, 0, 1]})
@@ -93,6 +93,36 @@ def test_integer_ids_match_as_numbers():
     for ids, reason in ((b"12.5", "extra"), (b"x", "not a number"), (b"7.0", "duplicate"), (b"", "missing value")):
         with pytest.raises(InvalidSubmission, match=reason):
             grade(b"id,y\n7,0.1\n" + ids + b",0.9\n30,0.6\n4,0.4\n", NUMBER_ANSWERS)
+
+
+@pytest.mark.parametrize("ids", [[7, 8, 9, 10], [2**53, 2**53 + 1, 4, 5], [2**70, 2**70 + 1, 1, 2], ["x", 7, "y", 8]])
+def test_integer_ids_of_any_size_and_in_a_column_of_objects(ids):
+    answers = NUMBER_ANSWERS.assign(id=pd.Series(ids, dtype=object))
+    table = pd.DataFrame({"id": ids, "y": [0.1, 0.9, 0.6, 0.4]})
+    assert grade(table.to_csv(index=False).encode(), answers) == 0.75
+
+
+@pytest.mark.parametrize("ids", [[1, 1.0, 2, 3], [1, "1", 2, 3], [1, None, 2, 3]])
+def test_ids_of_the_answers_that_collide_are_our_fault(ids):
+    with pytest.raises(GraderFault, match=r"duplicate|missing id"):
+        grade(b"id,y\n1,1\n1,0\n2,1\n3,1\n", NUMBER_ANSWERS.assign(id=pd.Series(ids, dtype=object)))
+
+
+@pytest.mark.parametrize("cell", [b"1e19", b"-1e300", b"9223372036854775808"])
+def test_a_label_of_any_size_is_a_label(cell):
+    submission, near = (b"id,y\na,0\nb," + number + b"\nc,0\nd,1\n" for number in (cell, b"-5" if b"-" in cell else b"5"))
+    assert grade_accuracy(submission, TEXT_ANSWERS, "id", "y") == 0.75
+    assert grade_kappa(submission, TEXT_ANSWERS, "id", "y") == grade_kappa(near, TEXT_ANSWERS, "id", "y") < 1
+
+
+def test_labels_that_are_texts_are_compared_as_text():
+    answers = TEXT_ANSWERS.assign(y=["cat", "NA", "cat", "dog"])
+    assert grade_accuracy(b"id,y\na,cat\nb,NA\nc,Cat\nd,7\n", answers, "id", "y") == 0.5
+    with pytest.raises(InvalidSubmission, match="missing value"):
+        grade_accuracy(b"id,y\na,cat\nb,\nc,cat\nd,dog\n", answers, "id", "y")
+    for unusable in (answers, TEXT_ANSWERS.assign(y=[0, 1, None, 1])):
+        with pytest.raises(GraderFault):
+            grade_kappa(GOOD, unusable, "id", "y")
 
 
 def test_score_is_scikit_learns():
