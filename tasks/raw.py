@@ -28,12 +28,14 @@ from tasks.tables import require_columns
 
 Opener = Callable[[], BinaryIO]
 Files = dict[str, bytes | Opener]  # name in public/ or private/ -> content, or where it comes from
+SIDES = ("public", "private")
 
 
 class Raw:
     """The files of a raw download by name: "train.csv" is also found as x/train.csv or inside train.zip.
 
-    Raises ValueError for what is neither a folder nor a zip archive, FileNotFoundError for what does not exist.
+    What lies in a folder prepared/, as MLE-bench has it beside the download, is left out. Raises ValueError for what is neither
+    a folder nor a zip archive, or is prepared already, FileNotFoundError for what does not exist.
     """
 
     def __init__(self, path: Path):
@@ -41,6 +43,9 @@ class Raw:
         self._openers: dict[tuple[str, ...], tuple[int, Opener]] = {}  # every end of a path -> its depth, the file
         if not path.exists():
             raise FileNotFoundError(f"no {path}: RAW_DIR is the folder or the zip archive that Kaggle served")
+        top = path.parent if path.name in SIDES else path
+        if all((top / side).is_dir() for side in SIDES):
+            raise ValueError(f"{path} is prepared already (it has public/ and private/): RAW_DIR is what Kaggle served")
         if path.is_dir():
             for file in sorted(path.rglob("*")):
                 if file.is_file():
@@ -57,7 +62,7 @@ class Raw:
         self._stack.close()
 
     def _add(self, parts: tuple[str, ...], opener: Opener) -> None:
-        if "__MACOSX" in parts:
+        if "__MACOSX" in parts or "prepared" in parts:
             return
         for start in range(len(parts)):  # the file that lies least deep has a name
             known = self._openers.get(parts[start:])
@@ -131,7 +136,7 @@ def prepare(module: ModuleType, source: Path, data_dir: Path) -> Path:
     try:
         with Raw(source) as raw:
             raw.require(module.RAW_FILES)
-            _write(target, dict(zip(("public", "private"), module.prepare_raw(raw), strict=True)))
+            _write(target, dict(zip(SIDES, module.prepare_raw(raw), strict=True)))
     except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError) as error:  # broken or encrypted
         raise ValueError(f"{source} cannot be read: {error}") from error
     return target
@@ -148,6 +153,7 @@ def _write(target: Path, sides: dict[str, Files]) -> None:
             else:
                 with content() as source, open(path, "wb") as copy:
                     shutil.copyfileobj(source, copy)
+        (aside / "prepared/private").chmod(0o700)
         os.rename(aside / "prepared", target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

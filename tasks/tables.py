@@ -4,6 +4,8 @@ A table in memory is a DataFrame with the columns of the train file, labels incl
 own, an image or a geometry, the column FILE holds its bytes (twin) or its path (real data).
 """
 
+import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +22,11 @@ def split_twin(table: pd.DataFrame, rows: int, hidden_rows: int) -> tuple[pd.Dat
 
 
 def to_csv(table: pd.DataFrame) -> bytes:
-    """Return the table as CSV."""
-    return table.to_csv(index=False, lineterminator="\n").encode()
+    """Return the table as CSV. A lone carriage return, which readers take for the end of a row, makes it quote all texts."""
+    text = table.to_csv(index=False, lineterminator="\n")
+    if re.search(r"\r(?!\n)", text):
+        text = table.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    return text.encode()
 
 
 def read_csv(path: Path) -> pd.DataFrame:
@@ -57,11 +62,17 @@ def public_files(
 
 
 def answers(schema: Schema, hidden: pd.DataFrame) -> pd.DataFrame:
-    """Return the id and the target columns of each hidden row; a label becomes one 0/1 column per class."""
+    """Return the id and the target columns of each hidden row; a label becomes one 0/1 column per class.
+
+    Raises ValueError for a label that is no class.
+    """
     if not schema.label_column:
         return hidden[[schema.id_column, *schema.target_columns]].reset_index(drop=True)
-    labels = hidden[schema.label_column].to_numpy()[:, None] == np.array(schema.classes)  # (rows, classes)
-    table = pd.DataFrame(labels.astype(int), columns=schema.target_columns)
+    labels = hidden[schema.label_column]
+    numbers = pd.Index(schema.classes).get_indexer(labels)
+    if (numbers < 0).any():
+        raise ValueError(f"column {schema.label_column!r} holds {labels[numbers < 0].iloc[0]!r}, which is none of the classes")
+    table = pd.DataFrame(np.eye(len(schema.classes), dtype=int)[numbers], columns=schema.target_columns)
     table.insert(0, schema.id_column, hidden[schema.id_column].tolist())
     return table
 
@@ -123,5 +134,8 @@ def _add_labels(schema: Schema, test: pd.DataFrame, truth: pd.DataFrame, prepare
         raise ValueError(f"{prepared}: the ids of the public and the private test file differ; prepare the data again")
     truth = truth.loc[test.index]
     if schema.label_column:
-        truth[schema.label_column] = np.array(schema.classes)[truth[list(schema.target_columns)].to_numpy().argmax(axis=1)]
+        chosen = truth[list(schema.target_columns)].to_numpy()  # (rows, classes)
+        if not (np.isin(chosen, (0, 1)).all() and (chosen.sum(axis=1) == 1).all()):
+            raise ValueError(f"{prepared}: a row of the private test file does not name exactly one class; prepare it again")
+        truth[schema.label_column] = np.array(schema.classes)[chosen.argmax(axis=1)]
     return pd.concat([test, truth[[c for c in truth.columns if c not in test.columns]]], axis=1).reset_index(drop=True)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import stat
 import zipfile
 from pathlib import Path
 
@@ -219,6 +220,43 @@ def test_archives_cannot_write_outside_and_broken_ones_are_named(tmp_path):
     files = files | {"train.csv": files["train.csv"].replace(f"{ids[0]},".encode(), b"../../../etc/passwd,")}
     with pytest.raises(FileNotFoundError, match="lacks images/"):
         raw.prepare(module, unpack(files, tmp_path / "open"), tmp_path / "other")
+
+
+def test_what_mle_bench_prepared_is_no_raw_data(tmp_path):
+    table, target = prepared("spooky-author", tmp_path)
+    module, source = find_task("spooky-author"), target.parent  # as in MLE-bench: the archive beside prepared/
+    assert [stat.S_IMODE((target / side).stat().st_mode) & 0o077 for side in raw.SIDES] == [0o055, 0]
+    for path in (target, target / "public"):
+        with pytest.raises(ValueError, match="prepared already"):
+            raw.prepare(module, path, tmp_path / "other")
+    with pytest.raises(FileNotFoundError, match=r"lacks train\.csv"):
+        raw.prepare(module, source, tmp_path / "other")
+    shutil.move(tmp_path / "spooky-author.zip", source)
+    again = raw.prepare(module, source, tmp_path / "other")
+    assert tree(again) == tree(target) and len(read(again / "public/train.csv")) == len(table) - ROWS // 10
+
+
+def test_an_unknown_class_is_refused(tmp_path):
+    table, _ = raw_files("spooky-author")
+    strange = tables.to_csv(table.assign(author="ABC"))
+    with pytest.raises(ValueError, match="'author' holds 'ABC', which is none of the classes"):
+        raw.prepare(find_task("spooky-author"), download("spooky-author", {"train.csv": strange}, tmp_path / "x.zip"), tmp_path)
+    _, target = prepared("spooky-author", tmp_path)
+    truth = read(target / "private/test.csv")
+    for row in ([0, 0, 0], [1, 1, 0], [0.5, 0.5, 0]):
+        truth[["EAP", "HPL", "MWS"]] = row
+        (target / "private/test.csv").write_bytes(tables.to_csv(truth))
+        with pytest.raises(ValueError, match="does not name exactly one class"):
+            load_task("spooky-author", tmp_path / "run", "test", data_dir=tmp_path / "data")
+
+
+def test_texts_survive_csv(tmp_path):
+    texts = ["a\rb", "\r", "a\r\nb", "a\nb", 'a"b', ",", "", "NA", "7", "\r\r\n"]
+    table = pd.DataFrame({"text": texts, "number": range(len(texts))})
+    (tmp_path / "x.csv").write_bytes(tables.to_csv(table))
+    pd.testing.assert_frame_equal(tables.read_csv(tmp_path / "x.csv"), table)
+    plain = table[["\r" not in text for text in texts]]
+    assert tables.to_csv(plain) == plain.to_csv(index=False, lineterminator="\n").encode()
 
 
 def test_ids_that_lead_out_of_the_directory_are_refused(tmp_path):
