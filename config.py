@@ -148,6 +148,8 @@ def _resumed_config(run_dir: Path, given: dict) -> Config:
         raise UsageError(f"--resume {run_dir}: no readable config.json there ({error}); name the folder of a run") from error
     if given.get("data_dir"):
         given["data_dir"] = str(Path(given["data_dir"]).absolute())
+    if given.get("task"):
+        given["task"] = _with_absolute_files(given["task"])
     changed = [name for name in given if name not in ("steps", "shard") and given[name] != getattr(stored, name)]
     if changed:
         raise UsageError(f"{flag(changed[0])} {given[changed[0]]}: the run has {getattr(stored, changed[0])}; "
@@ -159,18 +161,23 @@ def _resumed_config(run_dir: Path, given: dict) -> Config:
     return resolve(dataclasses.replace(stored, run_dir=str(run_dir), **anew))
 
 
+def _with_absolute_files(task: str) -> str:
+    """Return --task so that a task's file is found again on resume, from another folder too."""
+    return ",".join(str(Path(part).absolute()) if part.endswith(".py") else part for part in task.split(","))
+
+
 def resolve(config: Config) -> Config:
     """Fill in what is None by the model and the machine, and refuse what cannot work. Raises UsageError."""
     model = config.model if config.model is not None else ("Qwen/Qwen2.5-3B-Instruct" if torch.cuda.is_available() else "tiny")
-    defaults = {**(TINY if is_tiny(model) else LANGUAGE_MODEL), "model": model, "run_dir": f"runs/{Path(config.task).stem}"}
+    defaults = {**(TINY if is_tiny(model) else LANGUAGE_MODEL), "model": model}
+    defaults["run_dir"] = f"runs/{','.join(Path(part).stem for part in config.task.split(','))}"
     config = dataclasses.replace(config, **{k: v for k, v in defaults.items() if getattr(config, k) is None})
     for name in ("model", "run_dir", "data_dir"):
         if getattr(config, name) == "":
             raise UsageError(f"{flag(name)} is empty: an unset variable?")
     if config.data_dir:
         config = dataclasses.replace(config, data_dir=str(Path(config.data_dir).absolute()))
-    if config.task.endswith(".py"):  # a task's file: found again on resume, from another folder too
-        config = dataclasses.replace(config, task=str(Path(config.task).absolute()))
+    config = dataclasses.replace(config, task=_with_absolute_files(config.task))
     try:
         expand_names(config.task)
     except ValueError as error:

@@ -45,14 +45,17 @@ from warmstart import WarmStart, cache_dir, load_warm_policy
 def load_run_tasks(config: Config, run_dir: Path, split: str) -> list[Task]:
     """Return the run's tasks for one split; public files in <run>/public/, of several tasks in folders. Raises UsageError."""
     data_dir = Path(config.data_dir) if config.data_dir else None
-    names, tasks = expand_names(config.task), []
+    try:
+        names, tasks = expand_names(config.task), []
+    except ValueError as error:
+        raise UsageError(f"--task {config.task}: {error}") from error
     for name in names:
         root = run_dir / "public" / (Path(name).stem if len(names) > 1 else "")
         try:
             tasks.append(load_task(name, root, split, seed=config.seed, salt=checkpoint.load_secret(run_dir),
                                    data_dir=data_dir, time_limit_s=config.time_limit_s))  # fmt: skip
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            reason = str(error).replace("\n", " ")
+        except (ValueError, OSError) as error:
+            reason = " ".join(str(error).split())
             raise UsageError(f"the data of {name} cannot be used: {reason}") from error
     return tasks
 

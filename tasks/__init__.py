@@ -16,6 +16,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -75,25 +76,39 @@ def find_task(name: str) -> ModuleType:
 
 
 def expand_names(names: str) -> list[str]:
-    """Return the single names in `a,b,c`; `all` stands for the twelve competitions. Raises ValueError for an unknown one."""
-    expanded = [task.NAME for task in TASKS if task.ID] if names == "all" else names.split(",")
-    return [name if name.endswith(".py") else find_task(name).NAME for name in expanded]
+    """Return the single names in `a,b,c`; `all` stands for the twelve competitions.
+
+    Raises ValueError for an unknown one, and for two of one NAME, or of one file name: they would share folders and metrics.
+    """
+    given = [task.NAME for task in TASKS if task.ID] if names == "all" else names.split(",")
+    expanded = [name if name.endswith(".py") else find_task(name).NAME for name in given]
+    for called in ([Path(name).stem for name in expanded], [find_task(name).NAME for name in expanded]):
+        if twice := [name for name in called if called.count(name) > 1]:
+            raise ValueError(f"two tasks are called {twice[0]!r}: each needs a file name and a NAME of its own")
+    return expanded
 
 
 @functools.cache
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"no file {path}: a task is a name or the path of its Python file")
-    specification = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(specification)
+    specification = importlib.util.spec_from_file_location(str(path), path)
+    module = sys.modules[str(path)] = importlib.util.module_from_spec(specification)  # dataclasses look for it there
     try:
         specification.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[str(path)]
         raise ValueError(f"{path} cannot be loaded: {error!r}") from error
     source = () if hasattr(module, "make_twin") or hasattr(module, "read_real") else ("make_twin",)
     absent = [name for name in (*NEEDED, *source) if not hasattr(module, name)]
     if absent:
         raise ValueError(f"{path} lacks {', '.join(absent)}: a task's file has the names of tasks/hello_world.py")
+    kinds = {"NAME": str, "ID": str | None, "METRIC": Metric, "SCHEMA": Schema, "TIME_LIMIT_S": int | float, "TRAIN_ROWS": int}
+    wrong = [name for name, kind in kinds.items() if not isinstance(getattr(module, name), kind)]
+    if wrong:
+        raise ValueError(f"{path}: {wrong[0]} is {getattr(module, wrong[0])!r}; see the same name in tasks/hello_world.py")
+    if hasattr(module, "read_real") and not module.ID:
+        raise ValueError(f"{path} has read_real and no ID: set ID to the folder of its data in --data-dir")
     return module
 
 
@@ -112,14 +127,20 @@ def load_task(
 
     seed and salt (secret bytes) draw a twin of `rows` training rows; data_dir reads real data in MLE-bench's layout.
     Calling it again, from several processes too, gives the same bytes. time_limit_s replaces the task's own limit.
-    Raises ValueError for a bad argument, FileNotFoundError for a data_dir without the needed files.
+    Raises ValueError for a bad argument or data that do not fit, FileNotFoundError for a data_dir without the needed files.
     """
     module = find_task(name)
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: choose from {', '.join(SPLITS)}")
-    train, hidden = make_split(module, split, seed=seed, salt=salt, rows=rows, data_dir=data_dir)
+    try:
+        train, hidden = make_split(module, split, seed=seed, salt=salt, rows=rows, data_dir=data_dir)
+        files, answers = module.public_files(train, hidden), module.answers(hidden)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # the data, and a task's file, may be a user's
+        raise ValueError(f"{module.__file__} fails on {data_dir or 'its own data'}: {error!r}") from error
     public_dir = Path(root).absolute() / split
-    write_public(public_dir, module.public_files(train, hidden))
+    write_public(public_dir, files)
     is_bench_data = data_dir is not None
     return Task(
         name=module.NAME,
@@ -135,7 +156,7 @@ def load_task(
         split=split,
         data="real" if is_bench_data else module.DATA,
         schema=module.SCHEMA,
-        answers=module.answers(hidden),
+        answers=answers,
         grader=module.grade,
     )
 
@@ -143,7 +164,10 @@ def load_task(
 def make_split(
     module: ModuleType, split: str, *, seed: int, salt: bytes, rows: int | None, data_dir: Path | None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the agent's train table and the split's hidden table, labels included, of a twin or of real data."""
+    """Return the agent's train table and the split's hidden table, labels included, of a twin or of real data.
+
+    Raises ValueError for a bad argument, and what the task's read_real raises.
+    """
     if data_dir is None and not hasattr(module, "make_twin"):
         raise ValueError(f"{module.NAME} has no twin: name its data with --data-dir")
     if data_dir is None:
@@ -152,8 +176,8 @@ def make_split(
             raise ValueError(f"--rows {rows} is too few to learn from: at least 20")
         train, reward, test = module.make_twin(twin_generator(module.NAME, seed, salt), rows)
         return train, reward if split == "reward" else test
-    if module.ID is None:
-        raise ValueError(f"{module.NAME} has its data built in: leave --data-dir out")
+    if not hasattr(module, "read_real"):
+        raise ValueError(f"{module.NAME} has its data built in (no read_real): leave --data-dir out")
     if rows is not None:
         raise ValueError(f"--rows {rows} sizes a twin: leave it out with --data-dir")
     public, test = module.read_real(Path(data_dir) / module.ID / "prepared", with_test=split == "test")

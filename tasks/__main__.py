@@ -82,7 +82,12 @@ def show_task(name: str) -> None:
 
 
 def make_task(name: str, directory: Path, seed: int, salt: bytes, rows: int | None) -> None:
-    """Write both splits' public files and, apart from them, the answers. Raises ValueError for a directory in use."""
+    """Write both splits' public files and, apart from them, the answers.
+
+    Raises ValueError for a directory in use, or a task without twin.
+    """
+    if not hasattr(find_task(name), "make_twin"):
+        raise ValueError(f"{name} has no twin to make; its data are what --data-dir of train.py and of grade reads")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValueError(f"{directory} is not an empty directory: choose a new one, nothing is overwritten")
     tasks = [load_task(name, directory, split, seed=seed, salt=salt, rows=rows) for split in SPLITS]
@@ -104,7 +109,9 @@ def grade_file(name: str, submission: Path, directory: Path, split: str) -> dict
         return {"valid": True, "score": task.grade(read_submission_file(submission), truth)}
     except InvalidSubmission as error:
         return {"valid": False, "reason": str(error)}
-    except (KeyError, ValueError) as error:
+    except (GraderFault, OSError):
+        raise
+    except Exception as error:  # the answers, and a task's file, may be a user's
         raise GraderFault(f"{answers} are not answers of {name}: {error!r}") from error
 
 
@@ -139,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}; make the answers again", file=sys.stderr)
         return 1
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
 

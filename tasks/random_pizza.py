@@ -196,14 +196,26 @@ def read_real(prepared: Path, with_test: bool) -> tuple[pd.DataFrame, pd.DataFra
     if not with_test:
         return train, None
     test = _read_records(prepared / "public/test.json", TEST_FIELDS)
-    truth = pd.read_csv(prepared / "private/test.csv", dtype={"request_id": str}).set_index("request_id")[TARGET]
+    truth = tables.read_csv(prepared / "private/test.csv")
+    tables.require_columns(truth, ("request_id", TARGET), prepared / "private/test.csv")
+    truth = truth.set_index("request_id")[TARGET]
     if set(truth.index) != set(test["request_id"]):
         raise ValueError(f"{prepared}: the ids of public/test.json and private/test.csv differ; prepare the data again")
     return train, test.assign(**{TARGET: truth.loc[test["request_id"]].astype(bool).tolist()})
 
 
+def _parse_records(content: bytes, where: object) -> list[dict]:
+    try:
+        records = json.loads(content)
+    except ValueError as error:
+        raise ValueError(f"{where} cannot be read as JSON: {error}") from None
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise ValueError(f"{where} is not a list of records: is it the competition's own file?")
+    return records
+
+
 def _read_records(path: Path, fields: tuple[str, ...]) -> pd.DataFrame:
-    table = pd.DataFrame(json.loads(path.read_bytes()), dtype=object)
+    table = pd.DataFrame(_parse_records(path.read_bytes(), path), dtype=object)
     absent = [field for field in fields if field not in table.columns]
     if absent:
         raise ValueError(f"{path} lacks the field {absent[0]!r}: is it the competition's own file?")
@@ -228,7 +240,7 @@ def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
 
     Like MLE-bench it leaves giver_username_if_known in; read_real takes it out. Raises ValueError for other records.
     """
-    train, kaggle_test = (json.loads(download.read(name)) for name in RAW_FILES)
+    train, kaggle_test = (_parse_records(download.read(name), f"{name} in {download.path}") for name in RAW_FILES)
     if not train or not kaggle_test or any(set(record) != set(train[0]) for record in train):
         raise ValueError(f"{download.path}: train.json or test.json is empty, or the records' fields differ")
     table = pd.DataFrame(train, dtype=object)

@@ -137,8 +137,9 @@ def prepare(module: ModuleType, source: Path, data_dir: Path) -> Path:
         with Raw(source) as raw:
             raw.require(module.RAW_FILES)
             _write(target, dict(zip(SIDES, module.prepare_raw(raw), strict=True)))
-    except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError) as error:  # broken or encrypted
-        raise ValueError(f"{source} cannot be read: {error}") from error
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError,  # broken or encrypted
+            LookupError, TypeError, AttributeError) as error:  # or not what it should hold  # fmt: skip
+        raise ValueError(f"{source} cannot be read: {error!r}") from error
     return target
 
 

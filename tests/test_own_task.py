@@ -10,10 +10,12 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_diabetes, load_digits, load_wine
 
-from config import parse_args
+from checkpoint import UsageError
+from config import Config, parse_args
 from sandbox import Sandbox
 from tasks import find_task, load_task, raw, tables
 from tasks.__main__ import main
+from train import load_run_tasks
 
 MY_TASK = '''
 from tasks import tables
@@ -152,6 +154,8 @@ def test_a_task_in_one_file_with_a_twin(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config, *_ = parse_args(["--task", "tumours.py", "--model", "tiny"])
     assert (config.task, config.run_dir) == (str(path), "runs/tumours")  # a resume from elsewhere finds the file
+    config, *_ = parse_args(["--task", "insults,tumours.py,essay-scoring", "--model", "tiny"])
+    assert (config.task, config.run_dir) == (f"insults,{path},essay-scoring", "runs/insults,tumours,essay-scoring")
     path = tmp_path / "half.py"
     path.write_text('NAME = "half"\n')
     for name, reason in ((path, "lacks ID, METRIC, .*make_twin"), (tmp_path / "absent.py", r"no file .*absent\.py")):
@@ -160,3 +164,67 @@ def test_a_task_in_one_file_with_a_twin(tmp_path, capsys, monkeypatch):
     path.write_text("NAME = \n")
     assert main(["show", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def write_hello(path: Path, name: str, *changes: tuple[str, str]) -> Path:
+    """Write hello-world's file under another name, with some of its text replaced."""
+    text = Path(find_task("hello-world").__file__).read_text().replace('"hello-world"', f'"{name}"')
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_two_tasks_of_one_name_are_refused(tmp_path):
+    files = [write_hello(tmp_path / path, name) for path, name in (("a/x.py", "one"), ("b/x.py", "two"), ("b/y.py", "one"))]
+    insults = write_hello(tmp_path / "insults.py", "three")
+    for pair in (files[:2], files[::2], (insults, "insults"), ("insults", "insults")):
+        with pytest.raises(UsageError, match=r"two tasks are called '(x|one|insults)'"):
+            parse_args(["--task", ",".join(map(str, pair)), "--model", "tiny"])
+    with pytest.raises(UsageError, match="two tasks are called 'x'"):  # as eval.py does, without parse_args
+        load_run_tasks(Config(task=f"{files[0]},{files[1]}"), tmp_path, "reward")
+    tasks = load_run_tasks(Config(task=f"{files[1]},{files[2]}"), tmp_path, "reward")
+    assert [task.name for task in tasks] == ["two", "one"] and tasks[0].public_dir != tasks[1].public_dir
+
+
+def test_a_tasks_file_may_define_dataclasses_with_postponed_annotations(tmp_path):
+    head = '"""One."""\n\nfrom __future__ import annotations\n\nfrom dataclasses import dataclass\n\n\n'
+    tail = "@dataclass\nclass Row:\n    age: int = 0\n"
+    for number in (1, 2):  # of one file name
+        path = write_hello(tmp_path / str(number) / "x.py", f"task-{number}")
+        path.write_text(head + path.read_text() + f"\n\n{tail}    number: int = {number}\n")
+    assert [find_task(str(tmp_path / f"{number}/x.py")).Row().number for number in (1, 2)] == [1, 2]
+
+
+def one_line_of(arguments: list[str], capsys) -> str:
+    """Return the error of a command that must end with exit code 2 and one line."""
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    return error
+
+
+def test_faults_of_a_tasks_file_are_one_line(tmp_path, capsys):
+    wrong = {
+        "metric": (("= AUC, 60.0, 200", '= "auc", 60.0, 200'), "METRIC is 'auc'"),
+        "key": (("def answers(", "def answers(table):\n    return table['absent']\n\n\ndef _answers("), "KeyError('absent')"),
+        "type": (("def answers(", "def answers(table):\n    return 1 + ''\n\n\ndef _answers("), "TypeError("),
+        "no_id": (("def answers(", "def read_real(prepared, with_test):\n    pass\n\n\ndef answers("), "read_real and no ID"),
+    }  # fmt: skip
+    for name, (change, reason) in wrong.items():
+        path = write_hello(tmp_path / f"{name}.py", name, change)
+        error = one_line_of(["make", str(path), str(tmp_path / f"out_{name}")], capsys)
+        assert reason in error and str(path) in error
+        with pytest.raises(UsageError) as refused:
+            load_run_tasks(Config(task=str(path)), tmp_path, "reward")
+        assert reason in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_task_without_twin_or_without_real_data_says_what_to_do(tmp_path, capsys):
+    error = one_line_of(["make", str(own_wine(tmp_path)), str(tmp_path / "out")], capsys)
+    assert "has no twin to make" in error and not (tmp_path / "out").exists()
+    path = write_hello(tmp_path / "tumours.py", "tumours", (", None  # ID", ', "some-id"  # ID'))
+    with pytest.raises(ValueError, match=r"no read_real.*leave --data-dir out"):
+        load_task(str(path), tmp_path / "run", "reward", data_dir=tmp_path / "data")

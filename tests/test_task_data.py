@@ -236,6 +236,16 @@ def test_what_mle_bench_prepared_is_no_raw_data(tmp_path):
     assert tree(again) == tree(target) and len(read(again / "public/train.csv")) == len(table) - ROWS // 10
 
 
+def test_raw_records_that_are_none_name_their_file(tmp_path):
+    _, files = raw_files("random-pizza")
+    for content, reason in ((b"{", "cannot be read as JSON"), (b'{"a": 1}', "is not a list of records"), (b"7", "is not")):
+        source = download("random-pizza", files | {"train.json": content}, tmp_path / "bad.zip")
+        with pytest.raises(ValueError, match=rf"train\.json in .*bad\.zip {reason}"):
+            raw.prepare(find_task("random-pizza"), source, tmp_path / "out")
+    source = download("random-pizza", files | {"test.json": b'[{"absent": 1}]'}, tmp_path / "bad.zip")
+    assert main(["prepare", "random-pizza", str(source), str(tmp_path / "out")]) == 2
+
+
 def test_an_unknown_class_is_refused(tmp_path):
     table, _ = raw_files("spooky-author")
     strange = tables.to_csv(table.assign(author="ABC"))

@@ -246,6 +246,14 @@ def test_real_data_names_what_is_missing(tmp_path):
     (prepared / "public/train.json").write_text('[{"request_id": "t3_1"}]')
     with pytest.raises(ValueError, match="lacks the field 'request_text_edit_aware'"):
         load_task("random-pizza", tmp_path / "run", "reward", data_dir=tmp_path)
+    for content, reason in (("[{", "cannot be read as JSON"), ("5", "not a list of records"), ("[5]", "not a list of records")):
+        (prepared / "public/train.json").write_text(content)
+        with pytest.raises(ValueError, match=rf"public/train\.json .*{reason}|public/train\.json is {reason}"):
+            load_task("random-pizza", tmp_path / "run", "reward", data_dir=tmp_path)
+    write_mle_bench_layout(tmp_path / "other")
+    (tmp_path / "other/random-acts-of-pizza/prepared/private/test.csv").write_text("id\n1\n")
+    with pytest.raises(ValueError, match=r"private/test\.csv lacks the column 'request_id'"):
+        load_task("random-pizza", tmp_path / "run", "test", data_dir=tmp_path / "other")
 
 
 # the ladder: better engineering scores better
