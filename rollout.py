@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 import torch
 
 import ppo
+from checkpoint import UsageError
 from instrument import MILESTONES, instrument, marker, new_token, strip_markers
 from model import Policy
 from prompts import Attempt, build_prompt, encode_prompt, extract_program
@@ -137,7 +138,7 @@ class Run:
 
 @dataclass
 class Collector:
-    """Turn a policy into episodes. Owns no process: the sandbox is the caller's."""
+    """Turn a policy into episodes. Owns no process: the sandbox is the caller's. Raises UsageError for data that it closes."""
 
     tasks: Sequence[Task]  # each prompt is of one of them, drawn
     sandbox: Sandbox
@@ -152,6 +153,11 @@ class Collector:
     memory_gib: float = 4.0  # named in the prompt; the sandbox enforces its own
     sample_batch: int = 64  # rows sampled together: memory and speed, never the programs
     reward_options: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        for task in self.tasks:
+            if reason := self.sandbox.why_closed(task.public_dir):  # else every program would fail, and the policy pay for it
+                raise UsageError(f"the data of {task.name}: {reason}")
 
     def collect(self, policy: Policy, indices: Iterable[int], policy_version: int = 0) -> list[Episode]:
         """Generate, instrument, run and reward one episode per global sample index; infra errors are left out."""

@@ -37,7 +37,7 @@ from queue import SimpleQueue
 
 import sandbox_zygote
 from isolation import LINUX, Layer
-from sandbox_files import remove_tree
+from sandbox_files import find_closed_link, remove_tree
 
 CLOCKS = ("wall", "cpu")
 ENVIRONMENT_KEPT = ("PATH", "LD_LIBRARY_PATH")  # all that a program sees of the trainer's environment
@@ -136,6 +136,15 @@ class Sandbox:
     def status(self) -> list[Layer]:
         """Return the layers of protection, whether each is active, and what was seen when it was tried at start."""
         return self._layers
+
+    def why_closed(self, public_dir: Path) -> str:
+        """Return why programs could not read what links in the data lead to, and the way out; "" if they can."""
+        if not {"user", "landlock"} <= {layer.name for layer in self._layers if layer.active}:
+            return ""  # one user, or copies
+        if not (path := find_closed_link(str(public_dir))):
+            return ""
+        return (f"programs run as another user, who cannot {'enter' if os.path.isdir(path) else 'read'} {path}, where links of "
+                f"{public_dir} lead: chmod {'o+x' if os.path.isdir(path) else 'o+r'} {path}, or move the data")  # fmt: skip
 
     def close(self) -> None:
         """Cancel what waits, end what runs, remove every process and file of the pool."""
@@ -272,6 +281,8 @@ def main(arguments: list[str]) -> int:
             if options.status:
                 print(format_status(sandbox.status()))
                 return 0
+            if options.public and (reason := options.public.is_dir() and sandbox.why_closed(options.public)):
+                parser.error(reason)
             execution = sandbox.run(program, options.public, time_limit_s=options.time_limit_s)
     except (OSError, ValueError) as error:
         parser.error(str(error))

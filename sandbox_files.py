@@ -12,6 +12,7 @@ import secrets
 import shutil
 import stat
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from isolation import MIB, Isolation
@@ -84,12 +85,10 @@ def place_data(public_dir: str | None, work: str, isolation: Isolation) -> list[
     """
     if public_dir is None:
         return []
-    names = [name for name in os.listdir(public_dir) if name not in ("submission.csv", "solution.py")]
-    names = [name for name in names if os.path.exists(os.path.join(public_dir, name))]  # no link that leads nowhere
-    sources = [os.path.realpath(os.path.join(public_dir, name)) for name in names]
-    may_link = isolation.has("landlock") and (not isolation.has("user") or all(map(is_open_to_all, sources)))
+    sources = list_data(public_dir)
+    may_link = isolation.has("landlock") and not (isolation.has("user") and find_closed(sources.values()))
     linked = []
-    for name, source in zip(names, sources, strict=True):
+    for name, source in sources.items():
         target = os.path.join(work, name)
         if may_link and (os.path.isdir(source) or os.path.getsize(source) > COPIED_MIB * MIB):
             os.symlink(source, target)
@@ -99,17 +98,40 @@ def place_data(public_dir: str | None, work: str, isolation: Isolation) -> list[
     return [*linked, *nested_targets(linked)]
 
 
-def nested_targets(sources: list[str]) -> list[str]:
+def list_data(public_dir: str) -> dict[str, str]:
+    """Return the public files and folders by name, links resolved; none that leads nowhere or is the program's to write."""
+    paths = {name: os.path.join(public_dir, name) for name in os.listdir(public_dir)}
+    own = ("submission.csv", "solution.py")
+    return {name: os.path.realpath(path) for name, path in paths.items() if name not in own and os.path.exists(path)}
+
+
+def find_closed_link(public_dir: str) -> str:
+    """Return what place_data would link in vain: a file or folder that keeps another user from a link's target, or ""."""
+    sources = list_data(public_dir).values()
+    return "" if find_closed(sources) else find_closed(nested_targets(sources))  # closed sources are copied, links followed
+
+
+def nested_targets(sources: Iterable[str]) -> list[str]:
     """Return what links inside the data point to, as images of real data do: the files alone, not what lies beside them."""
     inside = (os.path.join(folder, name) for source in sources for folder, _, names in os.walk(source) for name in names)
     return [target for path in inside if os.path.islink(path) and os.path.exists(target := os.path.realpath(path))]
 
 
-def is_open_to_all(path: str) -> bool:
-    """Tell whether every user can read a file or directory; what is in the directory is taken to be alike."""
-    folders = [path] if os.path.isdir(path) else []
-    readable = os.stat(path).st_mode & stat.S_IROTH
-    return bool(readable) and all(os.stat(f).st_mode & stat.S_IXOTH for f in [*folders, *map(str, Path(path).parents)])
+def find_closed(paths: Iterable[str]) -> str:
+    """Return the first path that not every user can read, or its folder that not every user can enter; "" if there is none.
+
+    What is in a directory is taken to be like it.
+    """
+    known = set()
+    for path in paths:
+        if not os.stat(path).st_mode & stat.S_IROTH:
+            return path
+        folders = {path, *map(str, Path(path).parents)} if os.path.isdir(path) else set(map(str, Path(path).parents))
+        for folder in sorted(folders - known):  # the outermost first
+            if not os.stat(folder).st_mode & stat.S_IXOTH:
+                return folder
+        known |= folders
+    return ""
 
 
 def copy_read_only(source: str, target: str) -> None:

@@ -5,12 +5,15 @@ import os
 import re
 import struct
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from conftest import run_script
 
+from isolation import Layer
 from sandbox import InfraError, Sandbox
+from sandbox_files import find_closed_link
 from seccomp import ALLOW, ANSWER, CHECKS, DENIED, MACHINES, build_filter
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no isolation")
@@ -209,3 +212,41 @@ def test_memory_in_pipes_and_reserved_disk_are_closed(call):
     name, *numbers = call.split("/")
     assert answer("x86_64", name) == (errno.EOPNOTSUPP if name == "fallocate" else errno.EPERM)
     assert NUMBERS[name] == numbers
+
+
+@pytest.fixture
+def linked_data():
+    """A public folder with a link to an image in another folder, both open to every user as they are in /tmp."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        root = Path(name).resolve()
+        for folder in (root, root / "public/images", root / "real/deep"):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o755)
+        (root / "real/deep/1.jpg").write_bytes(b"jpeg")
+        (root / "public/images/1.jpg").symlink_to(root / "real/deep/1.jpg")
+        yield root
+
+
+def test_a_folder_that_closes_linked_data_is_named(linked_data):
+    public, image = str(linked_data / "public"), linked_data / "real/deep/1.jpg"
+    assert find_closed_link(public) == ""
+    for path, mode in ((image, 0o600), (image.parent, 0o700), (linked_data / "real", 0o744)):  # the last one without x
+        path.chmod(mode)
+        assert find_closed_link(public) == str(path)
+        path.chmod(0o755)
+    (linked_data / "real").chmod(0o700)
+    (linked_data / "public/images").chmod(0o700)  # then all of it is copied, so nothing is closed
+    assert find_closed_link(public) == ""
+
+
+@linux
+def test_closed_data_are_refused_where_programs_are_another_user(linked_data, monkeypatch):
+    with Sandbox() as sandbox:
+        both = [Layer(name, True, "") for name in ("user", "landlock")]
+        monkeypatch.setattr(sandbox, "_layers", both)
+        assert sandbox.why_closed(linked_data / "public") == ""
+        (linked_data / "real").chmod(0o700)
+        assert f"cannot enter {linked_data}/real, where" in sandbox.why_closed(linked_data / "public")
+        assert f"chmod o+x {linked_data}/real" in sandbox.why_closed(linked_data / "public")
+        monkeypatch.setattr(sandbox, "_layers", both[1:])  # one user, which may
+        assert sandbox.why_closed(linked_data / "public") == ""

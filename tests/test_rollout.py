@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ppo
+from checkpoint import UsageError
 from instrument import marker
 from prompts import Attempt
 from reward import Reward
@@ -155,6 +156,9 @@ class FakeSandbox:
     def __init__(self, infra=0):
         self.infra, self.programs = infra, []
 
+    def why_closed(self, public_dir):
+        return ""
+
     def submit(self, program, public_dir, *, time_limit_s, seed):
         self.programs.append((program, seed))
         status = "infra_error" if len(self.programs) <= self.infra else "error"
@@ -167,6 +171,12 @@ def collector(pizza, sandbox, pool=None, **changes):
     options = {"seed": 0, "secret": b"s", "pools": {pizza.name: pool or ImprovementPool()}, "temperature": 0.7,
                "max_prompt_tok": 4000, "max_new_tok": 6, "brief": True, "improve_frac": 0.5}  # fmt: skip
     return Collector([pizza], sandbox, **{**options, **changes})
+
+
+def test_data_that_programs_cannot_reach_are_a_usage_error(pizza, monkeypatch):
+    monkeypatch.setattr(FakeSandbox, "why_closed", lambda self, public_dir: f"no way to {public_dir}")
+    with pytest.raises(UsageError, match=f"the data of random-pizza: no way to {pizza.public_dir}"):
+        collector(pizza, FakeSandbox())
 
 
 def test_the_trained_ids_are_the_sampled_ones(policy, pizza):
