@@ -24,7 +24,7 @@ from checkpoint import UsageError, latest_checkpoint, load_checkpoint_policy, lo
 from config import Config, resolve, run_main, usage_error
 from model import Policy
 from ranks import device
-from reward import grade
+from reward import Reward, grade
 from rollout import Collector, Episode
 from sandbox import InfraError
 from tasks import Task
@@ -41,7 +41,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def expected_best_of_k(chosen_by: list[float], reported: list[float], k: int) -> float:
+def expected_best_of_k(chosen_by: list, reported: list[float], k: int) -> float:
     """Return E[reported score of the sample that is best by `chosen_by` among k of n], exactly.
 
     Σ_i s_(i) C(i-1, k-1) / C(n, k), s the reported scores in ascending order of chosen_by. Ties are kept in the order given.
@@ -75,8 +75,7 @@ def evaluate_policy(policy: Policy, collector: Collector, test_task: Task | None
         raise InfraError("no program could be run")
     result = {"n": len(episodes), "mean_reward": statistics.fmean(e.reward.total for e in episodes)}
     val = [e.reward.score for e in episodes]
-    # Penalised programs (a constant, no model) may not be chosen: reward, not score, orders the samples.
-    order = [e.reward.total for e in episodes]
+    order = [order_of(collector.tasks[0], e.reward) for e in episodes]
     result["val"] = summarise(collector.tasks[0], order, val)
     if test_task is not None:
         result["test"] = summarise(test_task, order, run_on_test(collector, test_task, episodes))
@@ -84,12 +83,22 @@ def evaluate_policy(policy: Policy, collector: Collector, test_task: Task | None
     return result, best.program if best.reward.score is not None else None
 
 
-def best_index(order: list[float]) -> int:
+def order_of(task: Task, reward: Reward) -> tuple[float, float]:
+    """Return what the samples are ordered by: the reward, as a penalised program may not be chosen; then the score.
+
+    Rewards are clipped: of programs that are worse than the worst score of the scale, the one with the best score is best.
+    """
+    if reward.score is None:
+        return reward.total, -math.inf
+    return reward.total, reward.score if task.higher_is_better else -reward.score
+
+
+def best_index(order: list) -> int:
     """Return the index of the largest; of equal ones the last, as expected_best_of_k has it."""
     return max(range(len(order)), key=lambda i: (order[i], i))
 
 
-def summarise(task: Task, order: list[float], scores: list[float | None]) -> dict:
+def summarise(task: Task, order: list, scores: list[float | None]) -> dict:
     """Return valid fraction, mean, median and best of the valid scores, and the expected best of k."""
     n, valid = len(scores), [s for s in scores if s is not None]
     filled = [task.baseline if s is None else s for s in scores]
@@ -193,10 +202,11 @@ def evaluate_run(run_dir: Path, samples: int, split: str) -> None:
     print(f"\nall numbers: {run_dir / 'eval.json'}\ncurves: {plot_curves(run_dir)}")
 
 
-def evaluate_zero_shot(name: str, model: str | None, samples: int) -> None:
+def evaluate_zero_shot(name: str, model: str | None, data_dir: str | None, samples: int) -> None:
     """Say whether a policy that was not trained on a task writes at least one valid program: is it worth training on?"""
     with tempfile.TemporaryDirectory() as folder:
-        config = resolve(Config(task=name, model=model, run_dir=folder, improve_frac=0.0))
+        os.chmod(folder, 0o711)  # as a run's: programs of another user then follow links to images, else these are copied
+        config = resolve(Config(task=name, model=model, data_dir=data_dir, run_dir=folder, improve_frac=0.0))
         set_threads(config)
         tasks = load_run_tasks(config, Path(folder), "reward")
         policy = load_start(config, tasks)
@@ -215,6 +225,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("run", type=Path, nargs="?", help="folder of a run")
     parser.add_argument("--zero-shot", metavar="TASK", help="instead of a run: is a program of the untrained policy valid?")
     parser.add_argument("--model", help="with --zero-shot: as in train.py")
+    parser.add_argument("--data-dir", help="with --zero-shot: as in train.py")
     parser.add_argument("--samples", type=int, default=128, help="programs per policy (128)")
     parser.add_argument("--split", choices=("val", "test"), default="test", help="val leaves the private split alone (test)")
     args = parser.parse_args(argv)
@@ -222,8 +233,10 @@ def main(argv: list[str]) -> int:
         raise UsageError(f"--samples {args.samples} must be positive")
     if (args.run is None) == (args.zero_shot is None):
         raise UsageError("give either the folder of a run or --zero-shot TASK")
+    if args.run is not None and (args.model is not None or args.data_dir is not None):
+        raise UsageError("--model and --data-dir go with --zero-shot: a run is evaluated with its own")
     if args.zero_shot is not None:
-        evaluate_zero_shot(args.zero_shot, args.model, args.samples)
+        evaluate_zero_shot(args.zero_shot, args.model, args.data_dir, args.samples)
     else:
         evaluate_run(args.run, args.samples, args.split)
     return 0

@@ -1,13 +1,19 @@
 """eval.py: unbiased statistics, chosen on one split and reported on the other."""
 
+import contextlib
 import itertools
 import random
 import statistics
 from types import SimpleNamespace
 
 import pytest
+from test_own_task import own_wine
+from test_rollout import FakeSandbox
 
-from eval import expected_best_of_k, pass_at_k, summarise, table
+import eval
+from checkpoint import UsageError
+from eval import best_index, expected_best_of_k, order_of, pass_at_k, summarise, table
+from reward import Reward
 
 SCORES = [0.0, 0.2, 0.5, 1.0]
 TASK = SimpleNamespace(baseline=0.5)
@@ -61,6 +67,37 @@ def test_thousands_of_samples_do_not_overflow():
 def test_of_equal_rewards_every_row_takes_the_same_sample():
     result = summarise(TASK, [0.3, 0.3, 0.1], [0.6, 0.9, 0.7])
     assert result["best"] == result["best_of_k"]["3"]
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+def test_of_rewards_at_the_clip_the_better_score_is_chosen(higher_is_better):
+    task = SimpleNamespace(baseline=0.25, higher_is_better=higher_is_better)
+    sign = 1 if higher_is_better else -1
+    rewards = [Reward(-1.0, sign * score) for score in (-4.0, -2.0, -3.0)] + [Reward(-1.5, sign * 1.0), Reward(-9.0)]
+    order = [order_of(task, reward) for reward in rewards]
+    assert sorted(range(5), key=order.__getitem__) == [4, 3, 0, 2, 1]
+    scores = [reward.score for reward in rewards]
+    result = summarise(task, order, scores)
+    assert result["best"] == result["best_of_k"]["5"] == sign * -2.0 == scores[best_index(order)]
+
+
+def test_zero_shot_reads_real_data(tmp_path, monkeypatch, capsys):
+    seen = []
+
+    def evaluate(policy, collector, test_task, n):
+        seen.extend(collector.tasks)
+        return {"n": n, "val": {"valid_frac": 0.5}, "mean_reward": 0.0}, None
+
+    monkeypatch.setattr(eval, "load_start", lambda config, tasks: None)
+    monkeypatch.setattr(eval, "set_threads", lambda config: None)
+    monkeypatch.setattr(eval, "build_sandbox", lambda config: contextlib.nullcontext(FakeSandbox()))
+    monkeypatch.setattr(eval, "evaluate_policy", evaluate)
+    arguments = ["--zero-shot", str(own_wine(tmp_path)), "--model", "tiny", "--samples", "2"]
+    assert eval.main([*arguments, "--data-dir", str(tmp_path / "data")]) == 0
+    assert [(task.name, task.data) for task in seen] == [("wine", "real")] and "wine: 1 of 2 valid" in capsys.readouterr().out
+    for bad, reason in ((arguments, "--data-dir"), (["run", "--data-dir", "x"], "go with --zero-shot")):
+        with pytest.raises(UsageError, match=reason):
+            eval.main(bad)
 
 
 def test_nothing_valid_is_reported_as_such():
