@@ -135,10 +135,11 @@ def load_task(
     try:
         train, hidden = make_split(module, split, seed=seed, salt=salt, rows=rows, data_dir=data_dir)
         files, answers = module.public_files(train, hidden), module.answers(hidden)
-    except (ValueError, OSError):
-        raise
-    except Exception as error:  # the data, and a task's file, may be a user's
-        raise ValueError(f"{module.__file__} fails on {data_dir or 'its own data'}: {error!r}") from error
+    except Exception as error:
+        if isinstance(error, ValueError | OSError) or (module in TASKS and data_dir is None):
+            raise
+        where = f"the data in {data_dir}" if data_dir else "its own data"  # these, or the task's file, are a user's
+        raise ValueError(f"{module.__file__} fails on {where}: {error!r}; check both") from error
     public_dir = Path(root).absolute() / split
     write_public(public_dir, files)
     is_bench_data = data_dir is not None

@@ -222,6 +222,12 @@ def test_faults_of_a_tasks_file_are_one_line(tmp_path, capsys):
         assert reason in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_faults_of_our_own_twins_keep_their_trace(tmp_path, monkeypatch):
+    monkeypatch.setattr(find_task("hello-world"), "answers", lambda hidden: hidden["absent"])
+    with pytest.raises(KeyError, match="absent"):
+        load_task("hello-world", tmp_path, "reward")
+
+
 def test_a_task_without_twin_or_without_real_data_says_what_to_do(tmp_path, capsys):
     error = one_line_of(["make", str(own_wine(tmp_path)), str(tmp_path / "out")], capsys)
     assert "has no twin to make" in error and not (tmp_path / "out").exists()
