@@ -92,13 +92,13 @@ class Config:
 
 # What fits the tiny policy on two cores, and a language model of some billions of parameters on GPUs.
 TINY = {
-    "steps": 40,
+    "steps": 56,
     "batch_size": 64,
     "max_prompt_tok": 640,
     "max_new_tok": 480,
     "learning_rate": 2.5e-4,
     "warmup_steps": 2,
-    "entropy_coef": 0.001,  # more keeps slips alive: one wrong token in 330 fails a program
+    "entropy_coef": 0.001,  # more keeps slips alive: one wrong token fails a program
     "kl_target": 12.0,
     "minibatches": 4,
     "save_every": 1,
