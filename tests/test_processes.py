@@ -75,6 +75,7 @@ def test_a_sharded_run_learns_the_same_and_can_be_resumed_by_one_process(straigh
     done = run_script("train.py", "--resume", run, "--no-shard", "--steps", "3", env=cache)
     assert done.returncode == 0, done.stderr
     assert [r["step"] for r in records(run)] == [1, 2, 3]
+    assert [e["index"] for e in records(run, "episodes.jsonl")] == list(range(24))  # each sample once, on one rank or two
 
 
 def is_rank(process: Path, run: str) -> bool:
