@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from isolation import count_cores
+
 TIMEOUT = timedelta(days=1)  # a rank may wait for a download, or for the slow programs of another
 _host_group = None  # gloo beside NCCL: waiting for programs must not keep a GPU spinning, nor time out
 
@@ -48,7 +50,8 @@ def restart_count() -> int:
 
 
 def cores_per_rank() -> int:
-    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    """Return how many of the cores that this process may use (taskset, cgroups of Slurm) are this rank's."""
+    return max(1, count_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def device() -> str:

@@ -18,6 +18,7 @@ import train
 from checkpoint import UsageError, latest_checkpoint
 from config import Config, parse_args
 from model import load_policy
+from ranks import cores_per_rank
 
 
 def weights(run: Path) -> dict:
@@ -94,6 +95,24 @@ def test_a_broken_run_and_an_occupied_folder_are_refused(straight_run, tmp_path,
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UsageError, match="--batch-size"):
         train.main(["--resume", run])
+
+
+def test_restarts_by_torchrun_on_several_nodes_are_refused(monkeypatch):
+    for name, value in {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_MAX_RESTARTS": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    parse_args([])
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    with pytest.raises(UsageError, match="by hand with --resume runs/x"):
+        parse_args(["--run-dir", "runs/x"])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    parse_args([])
+
+
+def test_threads_and_sandboxes_share_the_cores_that_may_be_used(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 5, 7})
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    by_mode = [train.default_sandboxes(Config(collect=mode)) for mode in ("sync", "async", "restart")]
+    assert cores_per_rank() == 2 and by_mode == [2, 1, 1]
 
 
 def test_every_field_is_a_flag_and_defaults_exist_once():
