@@ -12,7 +12,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from isolation import count_cores
 
-TIMEOUT = timedelta(days=1)  # a rank may wait for a download, or for the slow programs of another
+TIMEOUT = timedelta(minutes=30)  # of sums on the GPUs, where all ranks arrive at about the same time
+HOST_TIMEOUT = timedelta(days=1)  # a rank may wait for a download, or for the slow programs of another
 _host_group = None  # gloo beside NCCL: waiting for programs must not keep a GPU spinning, nor time out
 
 
@@ -29,14 +30,14 @@ def init_processes() -> int:
         store = dist.PrefixStore(f"restart-{restart_count()}", store)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
-    _host_group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    _host_group = dist.new_group(backend="gloo", timeout=HOST_TIMEOUT)
     return dist.get_rank()
 
 
 def finish_processes() -> None:
     """Leave the group together: a rank that is torn down while another still talks to it may abort. A collective."""
     if rank_and_world()[1] > 1:
-        dist.barrier()
+        dist.barrier(group=_host_group)
         dist.destroy_process_group()
 
 
