@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,7 +172,39 @@ def test_killed_at_a_random_moment_and_resumed_equals_the_uninterrupted_run(stra
     ]
 
 
-@pytest.mark.parametrize("end", ["ctrl-c", "kill -9"])
+def test_a_second_signal_stops_at_once(monkeypatch):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    now = [0.0]
+    monkeypatch.setattr(train.time, "monotonic", lambda: now[0])
+    stopping = train._stop_after_this_step()
+    for now[0] in (0.0, 0.9):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stopping
+    now[0] = 1.1
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+    signal.signal(signal.SIGINT, before[0]), signal.signal(signal.SIGTERM, before[1])
+
+
+def test_only_rank_0_makes_the_start(straight_run, tmp_path, monkeypatch):
+    """The others load policy and reference from step_0: they may have no cache, and would make another policy."""
+
+    class LoadedError(Exception):
+        pass
+
+    def stop(config):
+        raise LoadedError
+
+    run = shutil.copytree(straight_run, tmp_path / "run")
+    (run / "latest").write_text("step_0")
+    monkeypatch.setattr(train, "init_processes", lambda: 1)
+    monkeypatch.setattr(train, "load_start", None)
+    monkeypatch.setattr(train, "build_sandbox", stop)
+    with pytest.raises(LoadedError):
+        train.main([*SMALL, "--run-dir", str(run)])
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_is_left_and_ctrl_c_saves(end, cache, straight_run, tmp_path):
     run = tmp_path / "run"
     command = [sys.executable, "train.py", *SMALL, "--steps", "50", "--run-dir", str(run)]
@@ -187,12 +220,14 @@ def test_no_process_is_left_and_ctrl_c_saves(end, cache, straight_run, tmp_path)
         assert process.poll() is None
         time.sleep(0.05)
     assert len(processes_naming(str(tmp_path))) >= 2  # the trainer and its sandbox: the check below can fail
-    process.send_signal(signal.SIGINT if end == "ctrl-c" else signal.SIGKILL)
+    process.send_signal(end)
+    if end == signal.SIGTERM:  # by two launchers
+        process.send_signal(end)
     _, stderr = process.communicate(timeout=60)
     time.sleep(2)
     assert not processes_naming(str(tmp_path))
     assert not list(tmp_path.glob("nanomle-*")), "a sandbox left its folder"
     saved = int(latest_checkpoint(run).name[5:])
-    if end == "ctrl-c":
+    if end != signal.SIGKILL:
         assert process.returncode == 1 and f"--resume {run}" in stderr
         assert saved == len(records(run)) >= 1
