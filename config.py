@@ -19,7 +19,7 @@ import torch
 from checkpoint import UsageError, latest_checkpoint
 from duration import COLLECT_MODES, MODES
 from model import is_tiny
-from ranks import restart_count
+from ranks import launch, restart_count
 from sandbox import CLOCKS, InfraError
 from tasks import expand_names
 
@@ -133,9 +133,10 @@ def parse_args(argv: list[str]) -> tuple[Config, Path | None, bool]:
     resume, dry_run = given.pop("resume"), given.pop("dry_run")
     if resume is None:
         config = resolve(Config(**given))
-        if restart_count() == 0 or not (Path(config.run_dir) / "latest").exists():
+        made_by, newest = (Path(config.run_dir) / name for name in ("launch", "latest"))
+        if restart_count() == 0 or not newest.exists() or not made_by.exists() or made_by.read_text() != launch():
             return config, None, dry_run
-        # A rank died, and torchrun --max-restarts runs the same command again: go on.
+        # A rank died, and torchrun --max-restarts runs the same command again: go on with the run that it made itself.
         resume, given = config.run_dir, dataclasses.asdict(config)
     return _resumed_config(Path(resume), given), Path(resume), dry_run
 

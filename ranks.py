@@ -5,6 +5,7 @@ Without torchrun there is one rank, and every function here is the identity. A "
 
 import os
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -48,6 +49,13 @@ def rank_and_world() -> tuple[int, int]:
 def restart_count() -> int:
     """Return how often torchrun has started this command again after a rank died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
+
+def launch() -> str:
+    """Name the process that started this one, torchrun's agent: its id, and where there is /proc when it began."""
+    stat = Path(f"/proc/{os.getppid()}/stat")
+    began = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else ""
+    return f"{os.getppid()} {began}"
 
 
 def cores_per_rank() -> int:

@@ -30,7 +30,7 @@ from config import Config, parse_args, run_main
 from duration import describe_mismatch
 from model import Policy, context_tok, is_tiny, load_policy
 from prompts import build_prompt, encode_prompt
-from ranks import all_max, cores_per_rank, device, finish_processes, gather, init_processes, rank_and_world
+from ranks import all_max, cores_per_rank, device, finish_processes, gather, init_processes, launch, rank_and_world
 from rollout import Collector, ImprovementPool, to_experience
 from runlog import RunLog, episode_metrics
 from sandbox import InfraError, Sandbox, describe_status, usable_cores
@@ -65,6 +65,8 @@ def open_run(config: Config, is_new: bool) -> Path:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=run_dir).close()
+        if is_new:
+            checkpoint.write_atomically(run_dir / "launch", launch())
     except OSError as error:
         raise UsageError(f"--run-dir {run_dir} cannot be written ({error}); name another folder") from error
     return run_dir
