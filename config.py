@@ -19,7 +19,7 @@ import torch
 from checkpoint import UsageError, latest_checkpoint
 from duration import COLLECT_MODES, MODES
 from model import is_tiny
-from ranks import restart_count
+from ranks import launch, restart_count
 from sandbox import CLOCKS, InfraError
 from tasks import expand_names
 
@@ -48,8 +48,8 @@ class Config:
     improve_frac: float = option(0.5, "share of prompts that ask to improve an earlier program")
     sample_batch: int = option(64, "programs sampled together (memory and speed only)")
     collect: str = option("sync", "how a batch is filled, see stream.py", COLLECT_MODES)
-    max_staleness: int = option(1, "with --collect async: batches that may be sampled ahead of the one that is learnt from")
-    sandboxes: int | None = option(None, "programs run at once, per rank; all cores if not given, half of them with async")
+    max_staleness: int = option(1, "with --collect async: batches sampled ahead of the one learnt from; slow programs age more")
+    sandboxes: int | None = option(None, "programs run at once, per rank; its cores if not given, half with async and restart")
     time_limit_s: float | None = option(None, "time limit of a program, seconds; the task's if not given")
     memory_gib: float = option(4.0, "memory limit of a program, GiB")
     duration_clock: str = option("wall", "clock of Δt; cpu is robust against programs that sleep", CLOCKS)
@@ -133,9 +133,10 @@ def parse_args(argv: list[str]) -> tuple[Config, Path | None, bool]:
     resume, dry_run = given.pop("resume"), given.pop("dry_run")
     if resume is None:
         config = resolve(Config(**given))
-        if restart_count() == 0 or not (Path(config.run_dir) / "latest").exists():
+        made_by, newest = (Path(config.run_dir) / name for name in ("launch", "latest"))
+        if restart_count() == 0 or not newest.exists() or not made_by.exists() or made_by.read_text() != launch():
             return config, None, dry_run
-        # A rank died, and torchrun --max-restarts runs the same command again: go on.
+        # A rank died, and torchrun --max-restarts runs the same command again: go on with the run that it made itself.
         resume, given = config.run_dir, dataclasses.asdict(config)
     return _resumed_config(Path(resume), given), Path(resume), dry_run
 
@@ -192,6 +193,9 @@ def resolve(config: Config) -> Config:
     world = int(os.environ.get("WORLD_SIZE", 1))
     if config.shard and world == 1:
         raise UsageError("--shard splits the model over ranks, and here is only one: start train.py by torchrun")
+    if world != int(os.environ.get("LOCAL_WORLD_SIZE", world)) and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0:
+        raise UsageError("--max-restarts of torchrun goes on by itself on one node only: on several leave it out, and start "
+                         f"again by hand with --resume {config.run_dir}")  # fmt: skip
     parts = world * config.minibatches
     if config.batch_size % parts:
         raise UsageError(f"--batch-size {config.batch_size} must divide by world size x --minibatches = {parts}; "

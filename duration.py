@@ -9,6 +9,7 @@ Which weight is right depends on how a batch is collected (docs/duration.md):
 The article's weight, `mean`, is exact where each worker's time is split by the policy's probabilities.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from ranks import all_max, all_sum, gather
 
 MODES = ("none", "mean", "log", "ipw")
 COLLECT_MODES = ("sync", "async", "restart")
+SLOWEST_FRAC = 0.05  # of the finished runs: they stand for dropped runs that outlasted all of them
 
 
 def duration_weights(durations, mode, task_index=None, cap=None, inverse=None):
@@ -27,8 +29,8 @@ def duration_weights(durations, mode, task_index=None, cap=None, inverse=None):
     log   w = log(1 + Δt) / mean(log(1 + Δt))
     ipw   w = 1 / P(a run of this length is collected) = inverse, see inverse_inclusion
     durations (B,) in seconds; task_index (B,): means over each task's own samples, of all ranks; cap: w <= cap, then
-    renormalised to mean 1. Raises ValueError if any rank has a duration that is zero, negative, NaN or infinite. A
-    collective.
+    renormalised to mean 1, except ipw: its mean is 1 over many batches, not in each. Raises ValueError if any rank has a
+    duration that is zero, negative, NaN or infinite. A collective.
     """
     if mode not in MODES or (mode == "ipw" and inverse is None):
         raise ValueError(f"duration weight {mode} must be one of {', '.join(MODES)}; ipw with inverse given")
@@ -39,11 +41,10 @@ def duration_weights(durations, mode, task_index=None, cap=None, inverse=None):
     if all_sum(refused.sum()) > 0:
         raise ValueError(f"durations must be positive and finite on every rank; refused here: {durations[refused]}")
     group = torch.zeros_like(durations, dtype=torch.long) if task_index is None else task_index.long()  # (B,)
-    if mode == "ipw":  # its mean is 1 over many batches
-        weights = inverse.double()  # (B,)
-    else:
-        weights = {"none": torch.ones_like(durations), "mean": durations, "log": durations.log1p()}[mode]  # (B,)
-        weights = weights / group_mean(weights, group)
+    if mode == "ipw":
+        return inverse.double().clamp(max=cap or math.inf).float()  # (B,)
+    weights = {"none": torch.ones_like(durations), "mean": durations, "log": durations.log1p()}[mode]  # (B,)
+    weights = weights / group_mean(weights, group)
     if cap is not None:
         weights = (capped := weights.clamp(max=cap)) / group_mean(capped, group)
     return weights.float()  # fp64 until here, so that equal durations give exactly 1
@@ -69,8 +70,9 @@ def inverse_inclusion(windows: list[Window]) -> list[float]:
 
     A dropped run is a censored observation of a duration, so this is the Kaplan-Meier estimator, as redistribution to the
     right (Efron 1967): every run starts with mass 1; a dropped one leaves its mass in equal parts to those that ran
-    longer, the last ones to the slowest that finished. It needs no model of the collection, and the end of a window may
-    depend on the runs. The mean is over all windows: a batch without slow runs has to count less than one with them.
+    longer, the last ones to the slowest SLOWEST_FRAC that finished: to the slowest alone, it would drown its batch. It
+    needs no model of the collection, and the end of a window may depend on the runs. The mean is over all windows: a batch
+    without slow runs has to count less than one with them.
     """
     runs = [(d, 0, w) for w, window in enumerate(windows) for d in window.finished_s]  # finished before dropped, if tied
     runs += [(d, 1, w) for w, window in enumerate(windows) for d in window.dropped_s]
@@ -82,8 +84,8 @@ def inverse_inclusion(windows: list[Window]) -> list[float]:
             masses[i] = mass
         elif longer:
             mass *= 1 + 1 / longer
-    slowest = max((runs[i][0] for i in masses), default=0.0)
-    last = [i for i in masses if runs[i][0] == slowest]
+    slowest = list(masses)[-math.ceil(SLOWEST_FRAC * len(masses)) :]
+    last = {i for i in masses if runs[i][0] >= runs[slowest[0]][0]}  # with ties
     lost = len(runs) - sum(masses.values())
     mean = len(runs) / max(len(masses), 1)
     weights = {i: (m + (lost / len(last) if i in last else 0.0)) / mean for i, m in masses.items()}

@@ -5,12 +5,16 @@ Without torchrun there is one rank, and every function here is the identity. A "
 
 import os
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-TIMEOUT = timedelta(days=1)  # a rank may wait for a download, or for the slow programs of another
+from isolation import count_cores
+
+TIMEOUT = timedelta(minutes=30)  # of sums on the GPUs, where all ranks arrive at about the same time
+HOST_TIMEOUT = timedelta(days=1)  # a rank may wait for a download, or for the slow programs of another
 _host_group = None  # gloo beside NCCL: waiting for programs must not keep a GPU spinning, nor time out
 
 
@@ -27,14 +31,14 @@ def init_processes() -> int:
         store = dist.PrefixStore(f"restart-{restart_count()}", store)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
-    _host_group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    _host_group = dist.new_group(backend="gloo", timeout=HOST_TIMEOUT)
     return dist.get_rank()
 
 
 def finish_processes() -> None:
     """Leave the group together: a rank that is torn down while another still talks to it may abort. A collective."""
     if rank_and_world()[1] > 1:
-        dist.barrier()
+        dist.barrier(group=_host_group)
         dist.destroy_process_group()
 
 
@@ -47,8 +51,16 @@ def restart_count() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
+def launch() -> str:
+    """Name the process that started this one, torchrun's agent: its id, and where there is /proc when it began."""
+    stat = Path(f"/proc/{os.getppid()}/stat")
+    began = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else ""
+    return f"{os.getppid()} {began}"
+
+
 def cores_per_rank() -> int:
-    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    """Return how many of the cores that this process may use (taskset, cgroups of Slurm) are this rank's."""
+    return max(1, count_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def device() -> str:

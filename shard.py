@@ -87,10 +87,15 @@ def _whole(x: Tensor) -> Tensor:
 
 
 def whole_weights(policy: Policy) -> dict[str, Tensor] | None:
-    """Return the language model's weights on the CPU, tied ones once; None if not sharded. A collective."""
+    """Return the language model's weights on the CPU, tied ones once; {} but on rank 0, None if not sharded. A collective."""
     if not isinstance(policy, FSDPModule):
         return None
-    return {name: _whole(x.detach()).cpu() for name, x in policy.lm.named_parameters()}
+    weights, rank = {}, dist.get_rank()
+    for name, x in policy.lm.named_parameters():
+        whole = _whole(x.detach())
+        if rank == 0:  # a node's ranks together would need its memory many times
+            weights[name] = whole.cpu()
+    return weights
 
 
 def whole_optimizer_state(policy: Policy, optimizer: torch.optim.Optimizer) -> dict:

@@ -35,7 +35,7 @@ class Stream:
     def __init__(self, collector: Collector, mode: str, *, batch_size: int, steps: int, max_staleness=0, rank=0, world=1):
         self.collector, self.mode, self.steps = collector, mode, steps
         self.max_staleness = max_staleness if mode == "async" else 0
-        self.batch_size, self.share, self.rank = batch_size, batch_size // world, rank
+        self.batch_size, self.share, self.rank, self.world = batch_size, batch_size // world, rank, world
         self.sampled, self.runs, self.windows, self.sample_s = 0, [], [], 0.0
 
     def next_batch(self, policy: Policy, version: int) -> Batch:
@@ -98,9 +98,14 @@ class Stream:
         return {"sampled": self.sampled, "runs": [run.state() for run in self.runs], "windows": windows}
 
     def load_state(self, states: list[dict]) -> None:
-        """Go on from the states of all ranks."""
-        self.sampled = states[self.rank]["sampled"]
-        self.windows = [Window(**{k: tuple(v) for k, v in w.items()}) for w in states[self.rank]["windows"]]
-        self.runs = [Run.from_state(state) for state in states[self.rank]["runs"]]
+        """Go on from the states of all ranks, of which there may have been more or fewer than now."""
+        # indices come in blocks of a batch, shared out over the ranks: go on after the last block that any rank began
+        blocks = max(math.ceil(state["sampled"] / (self.batch_size // len(states))) for state in states)
+        self.sampled = blocks * self.share
+        windows = [w for step in zip(*(state["windows"] for state in states), strict=True) for w in step]
+        windows = windows[len(windows) % self.world + self.rank :: self.world][-POOLED_WINDOWS:]
+        self.windows = [Window(**{k: tuple(v) for k, v in w.items()}) for w in windows]
+        runs = sorted((run for state in states for run in state["runs"]), key=lambda run: run["index"])
+        self.runs = [Run.from_state(run) for run in runs[self.rank :: self.world]]  # as many on every rank
         for run in self.runs:
             self.collector.start(run)

@@ -28,9 +28,9 @@ import ppo
 from checkpoint import UsageError
 from config import Config, parse_args, run_main
 from duration import describe_mismatch
-from model import Policy, context_tok, frozen_copy, is_tiny, load_policy
+from model import Policy, context_tok, is_tiny, load_policy
 from prompts import build_prompt, encode_prompt
-from ranks import all_max, cores_per_rank, device, finish_processes, gather, init_processes, rank_and_world
+from ranks import all_max, cores_per_rank, device, finish_processes, gather, init_processes, launch, rank_and_world
 from rollout import Collector, ImprovementPool, to_experience
 from runlog import RunLog, episode_metrics
 from sandbox import InfraError, Sandbox, describe_status, usable_cores
@@ -68,6 +68,8 @@ def open_run(config: Config, is_new: bool) -> Path:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=run_dir).close()
+        if is_new:
+            checkpoint.write_atomically(run_dir / "launch", launch())
     except OSError as error:
         raise UsageError(f"--run-dir {run_dir} cannot be written ({error}); name another folder") from error
     return run_dir
@@ -179,7 +181,7 @@ class TrainerState:
 def train(
     config: Config, run_dir: Path, policy: Policy, reference: Policy, optimizer, state: TrainerState, collector: Collector
 ) -> bool:
-    """Collect, learn, log, save; return True after the last step, False after Ctrl-C."""
+    """Collect, learn, log, save; return True after the last step, False after Ctrl-C or SIGTERM."""
     rank, world = rank_and_world()
     stream = Stream(collector, config.collect, batch_size=config.batch_size, steps=config.steps,
                     max_staleness=config.max_staleness, rank=rank, world=world)  # fmt: skip
@@ -239,15 +241,19 @@ def update(config: Config, policy: Policy, optimizer, experience: ppo.Experience
 
 
 def _stop_after_this_step() -> list:
-    """Return a list that is empty until Ctrl-C: the step in progress is finished and saved. A second Ctrl-C stops at once."""
-    interrupted = []
+    """Return a list that is empty until Ctrl-C or SIGTERM: the step in progress is finished and saved. A second one stops."""
+    interrupted = []  # when
 
-    def on_interrupt(*_):
-        interrupted.append(True)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        print("\nCtrl-C: finishing this step and saving; once more to stop at once", file=sys.stderr, flush=True)
+    def on_signal(number, _):
+        if not interrupted:
+            interrupted.append(time.monotonic())
+            name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+            print(f"\n{name}: finishing this step and saving; once more to stop at once", file=sys.stderr, flush=True)
+        elif time.monotonic() > interrupted[0] + 1:  # Slurm and torchrun together send it twice
+            raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, on_interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
     return interrupted
 
 
@@ -279,29 +285,25 @@ def main(argv: list[str]) -> int:
     set_threads(config)
     rank = init_processes()
     if rank > 0:
-        gather([])  # rank 0 makes the folder, the secret and the warm start; the others wait and find them
+        gather([])  # rank 0 makes the folder, the secret and step_0; the others wait and find them
     run_dir = open_run(config, is_new=resume is None and rank == 0)
     tasks = load_run_tasks(config, run_dir, config.reward_split)
-    if resume:
-        newest = checkpoint.latest_checkpoint(run_dir)
-        policy = checkpoint.load_checkpoint_policy(newest, device())
-        reference = checkpoint.load_checkpoint_policy(run_dir / "step_0", device()).requires_grad_(False)
-    else:
-        policy = load_start(config, tasks)
-        reference = frozen_copy(policy)
-    if rank == 0:
-        gather([])
-    if config.shard:
-        policy, reference = shard(policy), shard(reference)
-    optimizer = build_optimizer(config, policy)
     pools = {task.name: ImprovementPool() for task in tasks}
     state = TrainerState(0, config.kl_coef, pools, torch.Generator().manual_seed(config.seed), ppo.NonFiniteGuard())
     if rank == 0:
+        start = load_start(config, tasks) if resume is None else None
         checkpoint.write_atomically(run_dir / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
-    if resume:
-        state.load(checkpoint.load_trainer_state(newest), policy, optimizer)
-    else:
-        state.save(run_dir, policy, optimizer)  # step_0: the reference, and the left column of eval.py
+        if start:
+            state.save(run_dir, start, build_optimizer(config, start))  # step_0: the reference, and the left column of eval.py
+        gather([])
+        del start
+    newest = checkpoint.latest_checkpoint(run_dir)
+    policy = checkpoint.load_checkpoint_policy(newest, device())
+    reference = checkpoint.load_checkpoint_policy(run_dir / "step_0", device()).requires_grad_(False)
+    if config.shard:
+        policy, reference = shard(policy), shard(reference)
+    optimizer = build_optimizer(config, policy)
+    state.load(checkpoint.load_trainer_state(newest), policy, optimizer)
 
     if config.reward_split == "test" and rank == 0:
         print("warning: --reward-split test trains on the labels that eval.py reports on, as the article does", file=sys.stderr)

@@ -17,6 +17,13 @@ def test_a_dropped_run_leaves_its_weight_to_those_that_ran_longer():
     assert inverse_inclusion([Window((), (1.0,))]) == []
 
 
+def test_runs_that_outlasted_all_finished_ones_leave_their_weight_to_the_slowest_twentieth():
+    weights = inverse_inclusion([Window(tuple(range(1, 41)), (50.0,) * 40)])
+    assert weights == pytest.approx([0.5] * 38 + [10.5] * 2)
+    weights = inverse_inclusion([Window((*range(1, 31), *[40] * 10), (50.0,) * 40)])  # ties of those share, too
+    assert weights == pytest.approx([0.5] * 30 + [2.5] * 10)
+
+
 def test_only_the_last_window_is_answered_and_all_are_used():
     slow, fast = Window((1.0, 9.0), (3.0, 3.0)), Window((1.0, 1.0), (2.0, 2.0))
     together = inverse_inclusion([slow, fast])
@@ -27,7 +34,7 @@ def test_ipw_takes_the_weights_as_they_are_and_caps_them():
     inverse = torch.tensor([0.5, 3.0, 0.7])
     torch.testing.assert_close(duration_weights(torch.ones(3), "ipw", inverse=inverse), inverse)
     capped = duration_weights(torch.ones(3), "ipw", cap=1.0, inverse=inverse)
-    torch.testing.assert_close(capped, torch.tensor([0.5, 1.0, 0.7]) / (2.2 / 3))
+    torch.testing.assert_close(capped, torch.tensor([0.5, 1.0, 0.7]))  # a mean of 1 in each batch would undo the correction
 
 
 def test_quarters_share_out_samples_and_weight():
@@ -58,3 +65,5 @@ def test_the_simulation_gives_the_published_shares(monkeypatch):
         assert shares[mode]["none"] == pytest.approx(count, abs=0.02), mode
         assert shares[mode]["mean"] == pytest.approx(weighted, abs=0.02), mode
     assert shares["restart"]["ipw"] == pytest.approx(0.5, abs=0.02)
+    # noisier; the weight of all runs that outlast the finished ones on the slowest alone would leave an ess of .04
+    assert shares["jitter"]["ipw"] == pytest.approx(0.5, abs=0.03) and shares["jitter"]["ess"] > 0.2

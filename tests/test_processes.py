@@ -1,5 +1,6 @@
 """Several processes by torchrun, and asynchronous collection: killed, restarted and resumed."""
 
+import contextlib
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ from conftest import ROOT, SMALL, processes_naming, records, run_script, same_se
 
 from checkpoint import latest_checkpoint
 from config import parse_args
+from train import main
 
 
 def torchrun(ranks: int, *args, restarts: int = 0) -> list[str]:
@@ -42,9 +44,9 @@ def test_a_rank_is_killed_and_torchrun_goes_on_from_the_newest_checkpoint(straig
         assert process.poll() is None, process.stderr.read()[-2000:]
         time.sleep(0.05)
     time.sleep(random.uniform(0, 2))
-    ranks = [path for path in Path("/proc").glob("[0-9]*") if is_rank(path, str(run))]
+    ranks = ranks_of(run)
     assert len(ranks) == 2
-    os.kill(int(random.choice(ranks).name), signal.SIGKILL)
+    os.kill(random.choice(ranks), signal.SIGKILL)
     _, stderr = process.communicate(timeout=240)
     assert process.returncode == 0, stderr[-2000:]
     assert latest_checkpoint(run).name == "step_3" and [r["step"] for r in records(run)] == [1, 2, 3]
@@ -62,7 +64,8 @@ def test_a_sharded_run_learns_the_same_and_can_be_resumed_by_one_process(straigh
     while not (run / "step_2").exists():
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
+    for number in (process.pid, *ranks_of(run)):  # ranks outlive torchrun
+        os.kill(number, signal.SIGKILL)
     process.wait()
     sharded, straight = records(run), records(straight_run)
     assert set(straight[0]) - set(sharded[0]) == {"policy/backbone_grad_norm", "value/grad_norm"}
@@ -75,20 +78,28 @@ def test_a_sharded_run_learns_the_same_and_can_be_resumed_by_one_process(straigh
     done = run_script("train.py", "--resume", run, "--no-shard", "--steps", "3", env=cache)
     assert done.returncode == 0, done.stderr
     assert [r["step"] for r in records(run)] == [1, 2, 3]
+    assert [e["index"] for e in records(run, "episodes.jsonl")] == list(range(24))  # each sample once, on one rank or two
 
 
-def is_rank(process: Path, run: str) -> bool:
-    try:
-        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return False
-    return run in words and "torch.distributed.run" not in words
+def ranks_of(run: Path) -> list[int]:
+    """Return the processes that train this run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            found += [int(path.parent.name)] if str(run) in words and "torch.distributed.run" not in words else []
+    return found
 
 
-def test_a_restart_by_torchrun_resumes_the_same_settings_only(straight_run, monkeypatch):
+def test_a_restart_by_torchrun_resumes_its_own_run_with_the_same_settings_only(straight_run, monkeypatch):
     command = [*SMALL, "--run-dir", str(straight_run)]
     assert parse_args(command)[1] is None
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert parse_args(command)[1] is None  # another launch made it: refused, as without a restart
+    with pytest.raises(ValueError, match="already holds a run: go on with --resume"):
+        main(command)
+    assert parse_args(["--resume", str(straight_run)])[1] == straight_run
+    monkeypatch.setattr(os, "getppid", os.getpid)  # what made the run is this process
     assert parse_args(command)[1] == straight_run
     with pytest.raises(ValueError, match="--seed 7"):
         parse_args([*command, "--seed", "7"])

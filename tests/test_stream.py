@@ -109,6 +109,43 @@ def test_a_resumed_stream_skips_and_doubles_nothing():
     assert run(3) == run(None) == run(1)
 
 
+@pytest.mark.parametrize("mode", ["sync", "async", "restart"])
+@pytest.mark.parametrize("worlds", [(2, 1), (1, 2), (1, 4), (2, 4), (2, 2), (4, 1, 2)])
+def test_a_stream_resumed_on_another_number_of_ranks_skips_and_doubles_nothing(mode, worlds):
+    used, versions, states = [], iter(range(5)), []
+    for world in worlds:
+        streams = [stream(FakeCollector(workers=2), mode, rank=rank, world=world, max_staleness=2) for rank in range(world)]
+        for made in streams:
+            if states:
+                made.load_state(states)
+            made._wait = lambda enough, started=made.collector.started: end_newest(started, enough)
+        for version in itertools.islice(versions, 5 if world == worlds[-1] else 2):
+            for batch in [made.next_batch(None, version) for made in streams]:
+                assert len(batch.episodes) == 4 // world
+                assert mode == "async" or all(run.policy_version == version for run in batch.episodes)
+                used += indices(batch)
+        states = [made.state() for made in streams]
+    assert len(used) == len(set(used)) == 20
+    assert mode == "restart" or sorted(used) == list(range(20))
+
+
+def end_newest(started, enough):
+    """End the newest runs first, so that old ones are left for later batches."""
+    for index in sorted((i for i, run in started.items() if not run.future.done()), reverse=True):
+        if enough():
+            break
+        FakeCollector.end(SimpleNamespace(started=started), index)
+
+
+def test_the_windows_of_all_ranks_are_shared_out_without_doubles():
+    states = [{"sampled": 2, "runs": [], "windows": [{"finished_s": [r + 10.0 * step], "dropped_s": []} for step in range(3)]}
+              for r in range(2)]  # fmt: skip
+    for world, rank, expected in ((2, 1, [1, 11, 21]), (1, 0, [0, 1, 10, 11, 20, 21]), (4, 3, [21])):
+        made = stream(FakeCollector(), "restart", rank=rank, world=world)
+        made.load_state(states)
+        assert [window.finished_s[0] for window in made.windows] == expected
+
+
 def test_restart_takes_the_first_to_finish_and_abandons_the_rest():
     collector = FakeCollector()
     made = stream(collector, "restart", batch_size=2)

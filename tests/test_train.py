@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import train
 from checkpoint import UsageError, latest_checkpoint
 from config import Config, parse_args
 from model import load_policy
+from ranks import cores_per_rank
 
 
 def weights(run: Path) -> dict:
@@ -96,6 +98,24 @@ def test_a_broken_run_and_an_occupied_folder_are_refused(straight_run, tmp_path,
         train.main(["--resume", run])
 
 
+def test_restarts_by_torchrun_on_several_nodes_are_refused(monkeypatch):
+    for name, value in {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_MAX_RESTARTS": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    parse_args([])
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    with pytest.raises(UsageError, match="by hand with --resume runs/x"):
+        parse_args(["--run-dir", "runs/x"])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    parse_args([])
+
+
+def test_threads_and_sandboxes_share_the_cores_that_may_be_used(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 5, 7})
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    by_mode = [train.default_sandboxes(Config(collect=mode)) for mode in ("sync", "async", "restart")]
+    assert cores_per_rank() == 2 and by_mode == [2, 1, 1]
+
+
 def test_every_field_is_a_flag_and_defaults_exist_once():
     config, resume, dry_run = parse_args(["--no-normalise-returns", "--clip-eps", "0.3"])
     assert (config.normalise_returns, config.clip_eps, resume, dry_run) == (False, 0.3, None, False)
@@ -152,7 +172,39 @@ def test_killed_at_a_random_moment_and_resumed_equals_the_uninterrupted_run(stra
     ]
 
 
-@pytest.mark.parametrize("end", ["ctrl-c", "kill -9"])
+def test_a_second_signal_stops_at_once(monkeypatch):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    now = [0.0]
+    monkeypatch.setattr(train.time, "monotonic", lambda: now[0])
+    stopping = train._stop_after_this_step()
+    for now[0] in (0.0, 0.9):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stopping
+    now[0] = 1.1
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+    signal.signal(signal.SIGINT, before[0]), signal.signal(signal.SIGTERM, before[1])
+
+
+def test_only_rank_0_makes_the_start(straight_run, tmp_path, monkeypatch):
+    """The others load policy and reference from step_0: they may have no cache, and would make another policy."""
+
+    class LoadedError(Exception):
+        pass
+
+    def stop(config):
+        raise LoadedError
+
+    run = shutil.copytree(straight_run, tmp_path / "run")
+    (run / "latest").write_text("step_0")
+    monkeypatch.setattr(train, "init_processes", lambda: 1)
+    monkeypatch.setattr(train, "load_start", None)
+    monkeypatch.setattr(train, "build_sandbox", stop)
+    with pytest.raises(LoadedError):
+        train.main([*SMALL, "--run-dir", str(run)])
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_is_left_and_ctrl_c_saves(end, cache, straight_run, tmp_path):
     run = tmp_path / "run"
     command = [sys.executable, "train.py", *SMALL, "--steps", "50", "--run-dir", str(run)]
@@ -168,12 +220,14 @@ def test_no_process_is_left_and_ctrl_c_saves(end, cache, straight_run, tmp_path)
         assert process.poll() is None
         time.sleep(0.05)
     assert len(processes_naming(str(tmp_path))) >= 2  # the trainer and its sandbox: the check below can fail
-    process.send_signal(signal.SIGINT if end == "ctrl-c" else signal.SIGKILL)
+    process.send_signal(end)
+    if end == signal.SIGTERM:  # by two launchers
+        process.send_signal(end)
     _, stderr = process.communicate(timeout=60)
     time.sleep(2)
     assert not processes_naming(str(tmp_path))
     assert not list(tmp_path.glob("nanomle-*")), "a sandbox left its folder"
     saved = int(latest_checkpoint(run).name[5:])
-    if end == "ctrl-c":
+    if end != signal.SIGKILL:
         assert process.returncode == 1 and f"--resume {run}" in stderr
         assert saved == len(records(run)) >= 1
