@@ -92,7 +92,7 @@ class Config:
 
 # What fits the tiny policy on two cores, and a language model of some billions of parameters on GPUs.
 TINY = {
-    "steps": 56,
+    "steps": 48,
     "batch_size": 64,
     "max_prompt_tok": 640,
     "max_new_tok": 480,
