@@ -45,7 +45,7 @@ from warmstart import build_optimizers, encode_example, supervised_loss, train_t
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "duration_loop.json"
 TASK, STEPS, BATCH, SANDBOXES, FAST_S, SLOW_S, SEEDS = "tabular-may-2022", 20, 32, 32, 0.2, 2.0, (0, 1, 2)
-FINE_TUNING_STEPS = 3000  # at most
+FINE_TUNING_STEPS = 600  # at most
 PAIRS = {
     "equal": [("sync", "none"), ("sync", "mean"), ("async", "none"), ("async", "mean"),
               ("restart", "none"), ("restart", "mean"), ("restart", "ipw")],
@@ -104,6 +104,8 @@ def make_policy(game: str, seed: int) -> Policy:
         supervised_loss(policy, examples).backward()
         torch.nn.utils.clip_grad_norm_(policy.lm.parameters(), 1.0)
         for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * (1 - step / FINE_TUNING_STEPS)
             optimizer.step()
             optimizer.zero_grad()
     raise RuntimeError(f"{game}, seed {seed}: the three programs are not known after {FINE_TUNING_STEPS} steps of fine-tuning")
@@ -190,11 +192,10 @@ def draw(results: list[dict], game: str) -> None:
 def main() -> int:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     done = {(r["game"], r["collect"], r["weight"], r["seed"]) for r in results}
-    for seed in SEEDS:
-        for key in [(game, *pair, seed) for game, pairs in PAIRS.items() for pair in pairs]:
-            if key not in done:
-                results.append(run(*key))
-                write_atomically(RESULTS, json.dumps(results) + "\n")
+    for key in [(game, *pair, seed) for game, pairs in PAIRS.items() for pair in pairs for seed in SEEDS]:
+        if key not in done:
+            results.append(run(*key))
+            write_atomically(RESULTS, json.dumps(results) + "\n")
     rows = []
     print(f"{'game':8} {'collect':8} {'weight':7} {'slow at start':>14} {'at the end':>13} {'valid':>6} {'test score':>14}")
     for game, pairs in PAIRS.items():
