@@ -7,7 +7,7 @@ BIN := .venv/bin
 .PHONY: demo test hostile bench lint clean
 
 demo: .venv/installed
-	$(BIN)/python train.py $(if $(wildcard $(RUN)/latest),--resume $(RUN),--task random-pizza --run-dir $(RUN) --seed $(SEED))
+	$(BIN)/python train.py $(if $(wildcard $(RUN)/latest),--resume $(RUN),--task random-pizza --model tiny --run-dir $(RUN) --seed $(SEED))
 	$(BIN)/python eval.py $(RUN)
 
 test: .venv/installed
