@@ -243,10 +243,9 @@ def prepare_raw(download: raw.Raw) -> tuple[raw.Files, raw.Files]:
     train, kaggle_test = (_parse_records(download.read(name), f"{name} in {download.path}") for name in RAW_FILES)
     if not train or not kaggle_test or any(set(record) != set(train[0]) for record in train):
         raise ValueError(f"{download.path}: train.json or test.json is empty, or the records' fields differ")
-    table = pd.DataFrame(train, dtype=object)
-    tables.require_columns(table, (*TEST_FIELDS, TARGET), f"train.json in {download.path}")
+    table, fields = pd.DataFrame(train, dtype=object), list(kaggle_test[0])
+    tables.require_columns(table, (*TEST_FIELDS, *fields, TARGET), f"train.json in {download.path}")
     train, test = raw.split(table, len(kaggle_test) / (len(train) + len(kaggle_test)))
-    fields = list(kaggle_test[0])
     sides = {"train.json": train, "test.json": test[fields]}
     public = {name: json.dumps(part.to_dict("records"), indent=4).encode() for name, part in sides.items()}
     public |= {name.replace(".json", ".zip"): _zip(name, content) for name, content in public.items()}

@@ -137,8 +137,8 @@ def prepare(module: ModuleType, source: Path, data_dir: Path) -> Path:
         with Raw(source) as raw:
             raw.require(module.RAW_FILES)
             _write(target, dict(zip(SIDES, module.prepare_raw(raw), strict=True)))
-    except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError,  # broken or encrypted
-            LookupError, TypeError, AttributeError) as error:  # or not what it should hold  # fmt: skip
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError) as error:
+        # broken, encrypted (RuntimeError) or compressed in a way that zipfile does not know (NotImplementedError)
         raise ValueError(f"{source} cannot be read: {error!r}") from error
     return target
 

@@ -243,6 +243,8 @@ def test_raw_records_that_are_none_name_their_file(tmp_path):
         with pytest.raises(ValueError, match=rf"train\.json in .*bad\.zip {reason}"):
             raw.prepare(find_task("random-pizza"), source, tmp_path / "out")
     source = download("random-pizza", files | {"test.json": b'[{"absent": 1}]'}, tmp_path / "bad.zip")
+    with pytest.raises(ValueError, match="lacks the column 'absent'"):
+        raw.prepare(find_task("random-pizza"), source, tmp_path / "out")
     assert main(["prepare", "random-pizza", str(source), str(tmp_path / "out")]) == 2
 
 
