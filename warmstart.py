@@ -155,7 +155,7 @@ def fine_tune(policy: Policy, examples, *, batch_size: int, learning_rate: float
     order = sorted(range(len(examples)), key=lambda i: len(examples[i][0]))
     batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
     random.Random(0).shuffle(batches)
-    optimizers = build_optimizers(policy.lm, learning_rate)
+    optimizers = build_warm_start_optimizers(policy.lm, learning_rate)
     warm_up, cool_down = 30, 0.4 * len(batches)  # steps
     losses = []
     for step, batch in enumerate(tqdm(batches, desc=f"warm start of {label}", unit="batch", mininterval=5)):
@@ -172,7 +172,7 @@ def fine_tune(policy: Policy, examples, *, batch_size: int, learning_rate: float
     return sum(tail) / len(tail)
 
 
-def build_optimizers(lm: torch.nn.Module, learning_rate: float) -> list[torch.optim.Optimizer]:
+def build_warm_start_optimizers(lm: torch.nn.Module, learning_rate: float) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices inside the layers, AdamW for embeddings, biases and norms."""
     embedding = lm.get_input_embeddings().weight
     matrices = [p for p in lm.parameters() if p.ndim == 2 and p is not embedding and p is not lm.get_output_embeddings().weight]

@@ -40,7 +40,7 @@ from sandbox import Sandbox
 from stream import Stream
 from tasks import load_task
 from train import TrainerState, build_optimizer, update
-from warmstart import build_optimizers, encode_example, supervised_loss, train_tokenizer
+from warmstart import build_warm_start_optimizers, encode_example, supervised_loss, train_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "duration_loop.json"
@@ -98,7 +98,7 @@ def make_policy(game: str, seed: int) -> Policy:
     tokenizer = train_tokenizer([prompt + text for text in responses.values()], 1024)
     policy = build_tiny(tokenizer, seed)
     examples = [encode_example(tokenizer, prompt, responses[name]) for name in ("fails", "fails", "fast", "slow")]
-    optimizers = build_optimizers(policy.lm, learning_rate=5e-3)
+    optimizers = build_warm_start_optimizers(policy.lm, learning_rate=5e-3)
     for step in range(FINE_TUNING_STEPS):
         if step % 10 == 0 and sum(probabilities(policy, prompt, responses).values()) >= 0.97:
             return policy
