@@ -36,7 +36,7 @@ class Config:
     task: str = option("random-pizza", "name of the task (python -m tasks list), several with commas, or all: the twelve")
     data_dir: str | None = option(None, "folder of the real data in MLE-bench's layout; without it, the micro twin")
     model: str | None = option(None, "'tiny', or a Hugging Face causal LM by name or directory")
-    demonstrations: int = option(2400, "programs that the tiny policy is warm-started on")
+    demonstrations: int | None = option(None, "programs that the tiny policy is warm-started on: 2400, or 600 per task if more")
     run_dir: str | None = option(None, "folder of the run; runs/<task> if not given")
     seed: int = option(0, "seed of the twin, of sampling and of the updates")
     # collection
@@ -180,9 +180,11 @@ def resolve(config: Config) -> Config:
         config = dataclasses.replace(config, data_dir=str(Path(config.data_dir).absolute()))
     config = dataclasses.replace(config, task=_with_absolute_files(config.task))
     try:
-        expand_names(config.task)
+        names = expand_names(config.task)
     except ValueError as error:
         raise UsageError(f"--task {config.task}: {error}") from error
+    if config.demonstrations is None:  # less leaves a task without valid programs, more leaves PPO nothing to learn
+        config = dataclasses.replace(config, demonstrations=max(2400, 600 * len(names)))
     for name, (holds, words) in RULES.items():
         value = getattr(config, name)
         if value is not None and not holds(value):

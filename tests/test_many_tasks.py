@@ -10,6 +10,7 @@ from test_rollout import FakeSandbox
 import eval
 import train
 from checkpoint import UsageError
+from config import Config, resolve
 from model import save_policy
 from rollout import Collector, ImprovementPool, to_experience
 from runlog import episode_metrics
@@ -24,6 +25,10 @@ def test_names_expand():
     assert expand_names("random-acts-of-pizza,insults") == ["random-pizza", "insults"]
     with pytest.raises(ValueError, match="insults"):
         expand_names("all,insultss")
+
+
+def test_many_tasks_have_more_demonstrations():
+    assert [resolve(Config(task=task, model="tiny")).demonstrations for task in ("insults", "all")] == [2400, 7200]
 
 
 def test_each_prompt_is_of_one_task_and_an_episode_knows_which(policy, tmp_path):
