@@ -46,8 +46,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "duration_loop.json"
 TASK, STEPS, BATCH, SANDBOXES, FAST_S, SLOW_S, SEEDS = "tabular-may-2022", 20, 32, 32, 0.2, 2.0, (0, 1, 2)
 FINE_TUNING_STEPS = 600  # at most
-# Below train.py's 2.5e-4, since these policies know three programs by heart: at 1e-4 failing is unlearnt within 4 steps, and even
-# with sync and none the share moves by .06 to .17 within 20 steps, for noise. dev/LOG.md has the figures.
+# Below train.py's 2.5e-4, since these policies know three programs by heart: at 1e-4 failing is unlearnt within 4 steps,
+# and even with sync and none the share moves by .06 to .17 within 20 steps, for noise. dev/LOG.md has the figures.
 LEARNING_RATE = 4e-5
 PAIRS = {
     "equal": [("sync", "none"), ("sync", "mean"), ("async", "none"), ("async", "mean"),
