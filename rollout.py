@@ -229,16 +229,12 @@ class Collector:
         raise ValueError(f"the prompt of {task.name} has {len(ids)} tokens: raise --max-prompt-tok {self.max_prompt_tok}")
 
     def _generate(self, policy: Policy, prompts: list[list[int]], indices: list[int]) -> list[Generation]:
-        responses = []
-        for start in range(0, len(prompts), self.sample_batch):
-            rows = prompts[start : start + self.sample_batch]
-            distinct = sorted(set(map(tuple, rows)))
-            responses += generate(
-                policy, [list(ids) for ids in distinct], [distinct.index(tuple(ids)) for ids in rows],
-                [self.sample_seed(index) for index in indices[start : start + self.sample_batch]],
-                max_new_tok=self.max_new_tok, temperature=self.temperature,
-            )  # fmt: skip
-        return responses
+        distinct = sorted(set(map(tuple, prompts)))
+        return generate(
+            policy, [list(ids) for ids in distinct], [distinct.index(tuple(ids)) for ids in prompts],
+            [self.sample_seed(index) for index in indices],
+            max_new_tok=self.max_new_tok, temperature=self.temperature, slots=self.sample_batch,
+        )  # fmt: skip
 
     def task_of(self, index: int) -> Task:
         return self.tasks[random.Random(f"{self.seed}/task/{index}").randrange(len(self.tasks))]

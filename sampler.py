@@ -1,15 +1,19 @@
 """The sampling engine: many responses at once from one policy, each from its own stream of uniform numbers.
 
-Letters: B samples, N new tokens, U distinct prompts, P prompt tokens, V vocabulary.
+Letters: S samples, n of them in the batch, N new tokens, P prompt tokens, V vocabulary; L, G, C as in decoder.py.
 """
 
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import Cache, DynamicLayer
 
+from decoder import Slots, build_decoder
 from model import Policy
+
+PREFILL_TOK = 8192  # tokens of prompts, padding included, that go through the model together
 
 
 @dataclass(frozen=True)
@@ -23,97 +27,111 @@ class Generation:
 
 @torch.inference_mode()
 def generate(
-    policy: Policy, prompts: list[list[int]], prompt_of: list[int], seeds: list[int], *, max_new_tok: int, temperature: float
-) -> list[Generation]:
+    policy: Policy, prompts: list[list[int]], prompt_of: list[int], seeds: list[int], *, max_new_tok: int, temperature: float,
+    top_p: float = 1.0, slots: int = 64, look_every: int | None = None,
+) -> list[Generation]:  # fmt: skip
     """Sample one response per entry of `prompt_of` (an index into `prompts`), each from its own seed.
 
-    Every distinct prompt is prefilled once and its keys and values are copied to its samples. Token t of a sample is the
-    inverse of the cumulative distribution at the t-th uniform number of its seed: other rows of the batch cannot matter.
+    Every distinct prompt is read once and its keys and values are copied to its samples. Token t of a sample is the inverse
+    of the cumulative distribution at the t-th uniform number of its seed: other rows of the batch cannot matter. At most
+    `slots` samples are in the batch; one that ends gives its slot to the next. top_p < 1 samples from the most likely tokens
+    that together have that probability (1904.09751); the log-probabilities are of the whole distribution all the same.
+    look_every: steps between looks at which samples have ended; each look waits for the GPU.
     """
-    device, n_rows = policy.device, len(prompt_of)
-    uniforms = torch.stack([torch.rand(max_new_tok, generator=torch.Generator().manual_seed(s)) for s in seeds]).to(device)
-    logits, cache, mask, positions = _prefill(policy, prompts, prompt_of, max_new_tok)
-    width = mask.shape[1] - max_new_tok  # P
+    device, n_samples = policy.device, len(prompt_of)
+    look_every = look_every or (1 if device.type == "cpu" else 16)
+    steps = max_new_tok + look_every  # until the next look a sample that has ended goes on, unused
+    uniforms = torch.stack([torch.rand(max_new_tok, generator=torch.Generator().manual_seed(s)) for s in seeds])
+    uniforms = F.pad(uniforms, (0, look_every)).to(device)  # (S, steps)
     stop_ids = torch.tensor(policy.stop_ids, device=device)
-    tokens = torch.zeros(n_rows, max_new_tok, dtype=torch.long, device=device)  # (B, N)
-    logprobs = torch.zeros(n_rows, max_new_tok, device=device)  # (B, N)
-    lengths = torch.full((n_rows,), max_new_tok, device=device)  # (B,)
-    stopped = torch.zeros(n_rows, dtype=torch.bool, device=device)  # (B,)
-    rows = torch.arange(n_rows, device=device)  # the samples that the cache still holds
-    for t in range(max_new_tok):
-        log_p = torch.log_softmax(logits.float() / temperature, dim=-1)  # (rows, V)
-        token = _inverse_cdf(log_p, uniforms[rows, t])  # (rows,)
-        live = ~stopped[rows]
-        tokens[rows, t] = token
-        logprobs[rows, t] = log_p.gather(-1, token[:, None]).squeeze(-1)
-        ended = live & torch.isin(token, stop_ids)
-        lengths[rows[ended]] = t + 1
-        stopped[rows[ended]] = True
-        n_live = int((~stopped[rows]).sum())
-        if n_live == 0 or t + 1 == max_new_tok:
-            break
-        if n_live <= len(rows) // 2:  # finished rows leave the batch when they are half of it
-            keep = (~stopped[rows]).nonzero().squeeze(-1)
-            cache = _select_rows(policy, cache, keep, mask.shape[1])
-            rows, token, mask, positions = rows[keep], token[keep], mask[keep], positions[keep]
-        seen = mask[:, None, None, : width + t + 1]  # (rows, 1, 1, places in use)
-        logits, _ = policy(token[:, None], cache=cache, attention_mask=seen, position_ids=positions + t, use_cache=True)
-        logits = logits[:, -1]  # (rows, V)
+    tokens = torch.zeros(n_samples, steps, dtype=torch.long, device=device)  # (S, steps)
+    logprobs = torch.zeros(n_samples, steps, device=device)  # (S, steps)
+    lengths = torch.zeros(n_samples, dtype=torch.long, device=device)  # (S,) 0 until the sample has ended
+    stopped = torch.zeros(n_samples, dtype=torch.bool, device=device)  # (S,)
+
+    order = sorted(range(n_samples), key=lambda i: (len(prompts[prompt_of[i]]), prompt_of[i]))  # like lengths are read together
+    waiting, n = iter(order), min(slots, n_samples)
+    prefixes, decoder = _Prefixes(policy, prompts, [prompt_of[i] for i in order]), build_decoder(policy)
+    cache = Slots(*prefixes.read(prompt_of[order[0]])[:2], n, max(map(len, prompts)) + steps)
+    logits = torch.zeros(n, policy.lm.get_output_embeddings().weight.shape[0], device=device)  # (n, V)
+    sample, count = torch.zeros(2, n, dtype=torch.long, device=device)  # (n,) each: a row's sample, the tokens it has
+
+    def start(row: int, number: int) -> None:
+        keys, values, first_logits = prefixes.read(prompt_of[number])
+        cache.fill(row, keys, values)
+        logits[row], sample[row], count[row] = first_logits, number, 0
+
+    for row in range(n):
+        start(row, next(waiting))
+    step = 0
+    while n:
+        log_p = torch.log_softmax(logits[:n].float() / temperature, dim=-1)  # (n, V)
+        token = _inverse_cdf(log_p, uniforms[sample[:n], count[:n]], top_p)  # (n,)
+        tokens[sample[:n], count[:n]] = token
+        logprobs[sample[:n], count[:n]] = log_p.gather(-1, token[:, None]).squeeze(-1)
+        count[:n] += 1
+        goes_on, stops = lengths[sample[:n]] == 0, torch.isin(token, stop_ids)  # (n,) each
+        stopped[sample[:n]] |= goes_on & stops
+        lengths[sample[:n]] += count[:n] * (goes_on & (stops | (count[:n] == max_new_tok)))
+        logits = decoder.step(token, cache)
+        step += 1
+        if step % look_every:
+            continue
+        for row in reversed((lengths[sample[:n]] > 0).nonzero().squeeze(-1).tolist()):
+            if (number := next(waiting, None)) is not None:
+                start(row, number)
+            else:  # the last row takes its place
+                n -= 1
+                cache.move(n, row)
+                for x in (logits, sample, count):
+                    x[row] = x[n]
+        cache.trim(n)
     tokens, logprobs, lengths, stopped = (x.tolist() for x in (tokens, logprobs, lengths, stopped))
     return [
-        Generation(ids[:n], lp[:n], "stop" if stop else "length")
-        for ids, lp, n, stop in zip(tokens, logprobs, lengths, stopped, strict=True)
+        Generation(ids[:end], lp[:end], "stop" if stop else "length")
+        for ids, lp, end, stop in zip(tokens, logprobs, lengths, stopped, strict=True)
     ]
 
 
-def _inverse_cdf(log_p: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Return the first token whose cumulative probability exceeds u: (B, V), (B,) -> (B,)."""
-    cumulative = log_p.exp().cumsum(-1)
+def _inverse_cdf(log_p: Tensor, u: Tensor, top_p: float = 1.0) -> Tensor:
+    """Return the first token whose cumulative probability exceeds u: (n, V), (n,) -> (n,)."""
+    p = log_p.exp()
+    if top_p < 1:
+        ranked, token = p.sort(-1, descending=True)
+        p = p.scatter(-1, token, ranked.masked_fill(ranked.cumsum(-1) - ranked >= top_p, 0.0))
+    cumulative = p.cumsum(-1)
     target = u[:, None] * cumulative[:, -1:]  # rounding may leave the sum a little off 1
     return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=log_p.shape[-1] - 1)
 
 
-def _prefill(policy: Policy, prompts: list[list[int]], prompt_of: list[int], max_new_tok: int):
-    """Return next-token logits (B, V), a cache of P + N places, its mask (B, P + N) and the first positions (B, 1)."""
-    device, width = policy.device, max(map(len, prompts))
-    tokens = torch.zeros(len(prompts), width, dtype=torch.long)  # (U, P), left-padded: all samples go on at the same place
-    mask = torch.ones(len(prompts), width + max_new_tok, dtype=torch.bool)  # (U, P + N)
-    for row, ids in enumerate(prompts):
-        tokens[row, width - len(ids) :] = torch.tensor(ids)
-        mask[row, : width - len(ids)] = False
-    tokens, mask, rows = tokens.to(device), mask.to(device), torch.tensor(prompt_of, device=device)
-    positions = (mask[:, :width].cumsum(-1) - 1).clamp(min=0)  # (U, P)
-    prefix = DynamicCache(config=policy.lm.config)
-    logits, _ = policy(tokens, cache=prefix, attention_mask=mask[:, :width].long(), position_ids=positions, use_cache=True)
-    cache = _select_rows(policy, prefix, rows, width + max_new_tok)
-    return logits[rows, -1], cache, mask[rows], positions[rows, -1:] + 1
+class _Prefixes:
+    """Prompts as the model has read them: keys and values, per layer (G, P, C), and the logits (V,) of the first new token.
 
+    They are asked for in a known order and read some at a time: what is past is dropped.
+    """
 
-class PreallocatedLayer(DynamicLayer):
-    """Keys and values of one layer in a buffer of fixed size; attention sees only the part in use."""
+    def __init__(self, policy: Policy, prompts: list[list[int]], order: list[int]):
+        self.policy, self.prompts, self.ahead, self.known = policy, prompts, list(dict.fromkeys(order)), {}
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, size: int):
-        """Copy keys and values (B, heads, used, D) to the start of a buffer of `size` places."""
-        super().__init__()
-        self.used = keys.shape[2]
-        self.key_buffer = keys.new_empty(*keys.shape[:2], size, keys.shape[3])
-        self.value_buffer = values.new_empty(*values.shape[:2], size, values.shape[3])
-        self.is_initialized = True
-        self._write(0, keys, values)
+    def read(self, number: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        if number not in self.known:
+            self.known = {}  # first, to free them
+            chosen = [self.ahead.pop(0)]
+            while self.ahead and (len(chosen) + 1) * max(len(self.prompts[i]) for i in [*chosen, self.ahead[0]]) <= PREFILL_TOK:
+                chosen.append(self.ahead.pop(0))
+            self.known = dict(zip(chosen, self._forward([self.prompts[i] for i in chosen]), strict=True))
+        return self.known[number]
 
-    def _write(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.used = start + keys.shape[2]
-        self.key_buffer[:, :, start : self.used] = keys
-        self.value_buffer[:, :, start : self.used] = values
-        self.keys, self.values = self.key_buffer[:, :, : self.used], self.value_buffer[:, :, : self.used]
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_, **__):
-        self._write(self.used, key_states, value_states)
-        return self.keys, self.values
-
-
-def _select_rows(policy: Policy, source: Cache, rows: torch.Tensor, size: int) -> DynamicCache:
-    """Copy the given rows of a cache into a new one of `size` places."""
-    cache = DynamicCache(config=policy.lm.config)
-    cache.layers = [PreallocatedLayer(layer.keys[rows], layer.values[rows], size) for layer in source.layers]
-    return cache
+    def _forward(self, prompts: list[list[int]]) -> list[tuple[list[Tensor], list[Tensor], Tensor]]:
+        lengths = torch.tensor([len(ids) for ids in prompts])
+        tokens = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)  # (U, P), right-padded: nothing looks ahead
+        for row, ids in enumerate(prompts):
+            tokens[row, : len(ids)] = torch.tensor(ids)
+        lm, cache = self.policy.lm, DynamicCache(config=self.policy.lm.config)
+        hidden = lm.base_model(tokens.to(self.policy.device), cache=cache, use_cache=True).last_hidden_state  # (U, P, D)
+        last = hidden[torch.arange(len(prompts)), lengths - 1]  # (U, D)
+        logits = lm.get_output_embeddings()(last)  # (U, V): logits of every place would fill the memory
+        return [
+            ([x.keys[row, :, :n] for x in cache.layers], [x.values[row, :, :n] for x in cache.layers], logits[row])
+            for row, n in enumerate(lengths.tolist())
+        ]

@@ -1,7 +1,6 @@
 """rollout.py: exact sampling, collection that depends on nothing but the index, tensors for the learner."""
 
 import json
-import math
 from concurrent.futures import Future
 
 import pytest
@@ -43,24 +42,6 @@ def test_sampled_logprobs_equal_those_of_a_plain_forward(policy):
     assert (experience.reference_logprobs - logprobs).abs().max() < 1e-5
 
 
-def test_a_sample_depends_on_its_prompt_and_seed_alone(policy):
-    """Case 20: neither the other rows, nor their number, nor padding change a program."""
-    together = sample(policy, [0, 1, 2, 0], [3, 4, 5, 6])
-    alone = [sample(policy, [0], [s], [PROMPTS[p]])[0] for p, s in zip([0, 1, 2, 0], [3, 4, 5, 6], strict=True)]
-    assert [g.ids for g in together] == [g.ids for g in alone]
-    assert sample(policy, [0], [3], [PROMPTS[0]])[0].ids != sample(policy, [0], [6], [PROMPTS[0]])[0].ids
-
-
-def test_samples_follow_the_distribution_at_the_temperature(policy):
-    n, temperature = 4000, 0.7
-    first = [g.ids[0] for g in sample(policy, [1] * n, list(range(n)), max_new_tok=1, temperature=temperature)]
-    with torch.no_grad():
-        logits, _ = policy(torch.tensor([PROMPTS[1]]))
-    p = (logits[0, -1] / temperature).softmax(-1)
-    frequency = torch.bincount(torch.tensor(first), minlength=len(p)) / n
-    assert (frequency - p).abs().max() < 4 * math.sqrt(0.25 / n)
-
-
 def test_the_stop_token_is_kept_and_ends_the_response(policy):
     """Case 5: the sampled stop token is trained on; a prompt may hold it without ending anything."""
     stop = policy.tokenizer.eos_token_id
@@ -76,17 +57,6 @@ def test_the_stop_token_is_kept_and_ends_the_response(policy):
         [episode([5, stop, 6], stopped.ids, stopped.logprobs)], policy, policy, temperature=0.7, micro_batch_tok=99
     )
     assert experience.action_mask[0].sum() == len(stopped.ids) and experience.action_mask[0, 2 + len(stopped.ids)]
-
-
-def test_rows_that_finish_early_do_not_change_the_others(policy):
-    """The cache is compacted when half of the rows have stopped."""
-    stop = policy.tokenizer.eos_token_id
-    with torch.no_grad():
-        policy.lm.get_input_embeddings().weight[stop] *= 3
-    together = sample(policy, [0, 1] * 16, list(range(32)), max_new_tok=40)
-    assert 2 * sum(g.finish_reason == "stop" for g in together) > len(together)
-    for i in (0, 7, 31):
-        assert together[i].ids == sample(policy, [0], [i], [PROMPTS[i % 2]], max_new_tok=40)[0].ids
 
 
 def test_masks_come_from_lengths_and_rewards_land_on_the_last_token(policy):

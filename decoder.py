@@ -1,0 +1,168 @@
+"""One decoding step, one new token per row, over a preallocated cache: what the sampler spends its time in.
+
+`Decoder` is a short forward of our own for the Llama family (Llama, Qwen2, Qwen3: the same layer but for biases and norms of
+queries and keys), over the policy's weights. It fuses projections, groups query heads without copying keys, and does none
+of the bookkeeping of a general model. Any other architecture decodes with transformers' forward (`ModelDecoder`).
+
+Letters: n rows in use, L layers, H query heads, G key-value heads, C head size, S slots, W places of the cache, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from model import Policy
+
+
+class Slots:
+    """Keys and values of S rows with W places each. Row r holds `lengths[r]` tokens, from place 0 on; rows may differ."""
+
+    def __init__(self, keys: list[Tensor], values: list[Tensor], slots: int, places: int):
+        """Make room for rows like the given keys and values of a prompt: per layer (G, P, C)."""
+        self.kv = [k.new_zeros(slots, 2 * k.shape[0], places, k.shape[2]) for k in keys]  # L x (S, 2G, W, C), keys first
+        self.lengths = torch.zeros(slots, dtype=torch.long, device=keys[0].device)
+        self.mask = keys[0].new_full((slots, places), float("-inf"))  # added to attention scores: 0 where a token is
+        self.rows = torch.arange(slots, device=keys[0].device)
+        self.places_in_use = 0  # no row is longer
+
+    def fill(self, row: int, keys: list[Tensor], values: list[Tensor]) -> None:
+        """Start a row anew with a prompt: per layer (G, P, C)."""
+        length = keys[0].shape[1]  # P
+        for kv, k, v in zip(self.kv, keys, values, strict=True):
+            torch.cat([k, v], out=kv[row, :, :length])
+        self.mask[row, :length], self.mask[row, length:] = 0.0, float("-inf")
+        self.lengths[row] = length
+        self.places_in_use = max(self.places_in_use, length)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy one row over another."""
+        for kv in self.kv:
+            kv[target, :, : self.places_in_use] = kv[source, :, : self.places_in_use]
+        self.mask[target], self.lengths[target] = self.mask[source], self.lengths[source]
+
+    def trim(self, n: int) -> None:
+        """Forget places that none of the first n rows has come to. Waits for the GPU."""
+        self.places_in_use = int(self.lengths[:n].max()) if n else 0
+
+    def open_place(self, n: int) -> None:
+        """Let the first n rows attend to the place that their next token goes to."""
+        self.mask[self.rows[:n], self.lengths[:n]] = 0.0
+        self.places_in_use = min(self.places_in_use + 1, self.mask.shape[1])
+
+    def write(self, layer: int, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the next token's keys and values (n, 2G, C); return those of the first n rows, (n, G, places in use, C)."""
+        n, buffer = len(kv), self.kv[layer]
+        buffer[self.rows[:n], :, self.lengths[:n]] = kv
+        return buffer[:n, :, : self.places_in_use].chunk(2, 1)
+
+
+def build_decoder(policy: Policy) -> "Decoder | ModelDecoder":
+    return Decoder(policy) if Decoder.understands(policy) else ModelDecoder(policy)
+
+
+class ModelDecoder:
+    """Decode with transformers' forward."""
+
+    def __init__(self, policy: Policy):
+        self.policy = policy
+
+    def step(self, tokens: Tensor, slots: Slots) -> Tensor:
+        """Append one token per row, (n,), to the first n rows; return the logits of the next, (n, V)."""
+        n = len(tokens)
+        slots.open_place(n)
+        cache = DynamicCache(config=self.policy.lm.config)
+        cache.layers = [_SlotLayer(slots, layer) for layer in range(len(slots.kv))]
+        mask = slots.mask[:n, None, None, : slots.places_in_use] == 0  # (n, 1, 1, places in use)
+        positions = slots.lengths[:n, None].clone()  # (n, 1)
+        logits, _ = self.policy(tokens[:, None], cache=cache, attention_mask=mask, position_ids=positions, use_cache=True)
+        slots.lengths[:n] += 1
+        return logits[:, -1]
+
+
+class _SlotLayer(DynamicLayer):
+    """One layer of Slots as transformers wants it."""
+
+    def __init__(self, slots: Slots, layer: int):
+        super().__init__()
+        self.slots, self.layer, self.is_initialized = slots, layer, True
+        self.keys, self.values = slots.kv[layer][:, :, : slots.places_in_use - 1], None  # what get_seq_length looks at
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_, **__):
+        return self.slots.write(self.layer, torch.cat([key_states, value_states], 1)[:, :, 0])
+
+
+class Decoder:
+    """Decode with a forward of our own. Built anew for each call of the sampler: it holds copies of the fused weights."""
+
+    @staticmethod
+    def understands(policy: Policy) -> bool:
+        """Tell whether the architecture is one that we have a forward for."""
+        config = policy.lm.config
+        layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+        rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+        return (
+            config.model_type in ("llama", "qwen2", "qwen3") and layer_types == {"full_attention"}
+            and config.hidden_act == "silu" and rope_type in ("default", "linear", "llama3")
+        )  # fmt: skip
+
+    def __init__(self, policy: Policy):
+        lm = policy.lm
+        self.model, self.head, config = lm.base_model, lm.get_output_embeddings(), lm.config
+        self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads  # C
+        self.query_heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads  # H, G
+        self.eps = config.rms_norm_eps
+        self.layers = []
+        for layer in self.model.layers:
+            a, m = layer.self_attn, layer.mlp
+            self.layers.append((
+                _fuse([a.q_proj, a.k_proj, a.v_proj], layer.input_layernorm),
+                getattr(a, "q_norm", None), getattr(a, "k_norm", None), a.o_proj,
+                _fuse([m.gate_proj, m.up_proj], layer.post_attention_layernorm), m.down_proj,
+            ))  # fmt: skip
+        self.cos = self.sin = None
+
+    def _rotation(self, positions: Tensor, places: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines (n, 1, C) of the positions (n,). The first half of the sines is negative."""
+        if self.cos is None or len(self.cos) < places:
+            angles = torch.arange(places, device=positions.device)[None]  # (1, W)
+            cos, sin = self.model.rotary_emb(torch.zeros((), device=positions.device), angles)
+            half = self.head_size // 2
+            self.cos, self.sin = cos[0].to(dtype), torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1).to(dtype)  # (W, C)
+        return self.cos[positions][:, None], self.sin[positions][:, None]
+
+    def step(self, tokens: Tensor, slots: Slots) -> Tensor:
+        """Append one token per row, (n,), to the first n rows; return the logits of the next, (n, V)."""
+        n, size, rotated = len(tokens), self.head_size, self.query_heads + self.kv_heads
+        slots.open_place(n)
+        x = self.model.embed_tokens(tokens)  # (n, D)
+        cos, sin = self._rotation(slots.lengths[:n], slots.mask.shape[1], x.dtype)  # (n, 1, C)
+        mask = slots.mask[:n, None, None, : slots.places_in_use]
+        for i, (qkv, q_norm, k_norm, out, gate_up, down) in enumerate(self.layers):
+            heads = F.linear(self._normalised(x), *qkv).view(n, -1, size)  # (n, H + 2G, C)
+            qk = heads[:, :rotated]
+            if q_norm is not None:
+                norms = torch.cat([q_norm.weight.expand(self.query_heads, -1), k_norm.weight.expand(self.kv_heads, -1)])
+                qk = self._normalised(qk) * norms
+            heads[:, :rotated] = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin)  # rotary embedding (2104.09864)
+            keys, values = slots.write(i, heads[:, self.query_heads :])
+            # the query heads of a group take the place of query positions: keys are read once, not once a head
+            q = heads[:, : self.query_heads].unflatten(1, (self.kv_heads, -1))  # (n, G, H / G, C)
+            attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+            x = x + F.linear(attended.reshape(n, -1), out.weight, out.bias)
+            gate, up = F.linear(self._normalised(x), *gate_up).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, down.weight, down.bias)
+        slots.lengths[:n] += 1
+        return F.linear(self._normalised(x) * self.model.norm.weight, self.head.weight, self.head.bias)
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        """Divide by the root mean square (1910.07467); the learned scale is in the weights that follow, see _fuse."""
+        x32 = x.float()
+        return (x32 * (x32.square().mean(-1, keepdim=True) + self.eps).rsqrt()).to(x.dtype)
+
+
+def _fuse(linears: list[torch.nn.Linear], norm: torch.nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Stack the weights and biases of linear layers that read what the norm gives; its scale goes into the weights."""
+    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+    return torch.cat([linear.weight for linear in linears]) * norm.weight, bias
