@@ -1,6 +1,7 @@
 """Checkpoints of a run that survive a kill at any moment, and the run's secret.
 
-    <run>/step_N/     Hugging Face directory, value_head.safetensors, trainer.pt (optimizer, coefficients, pool, counters)
+    <run>/step_N/     Hugging Face directory, value_head.safetensors, trainer.pt (optimizer, coefficients, pool, counters);
+                      with LoRA the adapter is merged for all who load it, and is apart in adapter/ for the resume
     <run>/step_0/     the starting policy: KL reference, and the left column of eval.py; never deleted
     <run>/latest      name of the newest complete checkpoint
 
@@ -17,7 +18,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from model import VALUE_HEAD_FILE, Policy, load_policy, save_policy
+from lora import load_adapter
+from model import ADAPTER_DIR, VALUE_HEAD_FILE, Policy, load_policy, load_value_head, save_policy
 
 TRAINER_FILE = "trainer.pt"
 
@@ -33,9 +35,9 @@ def save_checkpoint(run_dir: Path, step: int, policy: Policy, trainer_state: dic
         return target  # this step is saved already
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    save_policy(policy, aside, weights)
+    save_policy(policy, aside, weights, base=(run_dir / "step_0").absolute())
     torch.save(trainer_state, aside / TRAINER_FILE)
-    for path in [*aside.iterdir(), aside]:
+    for path in [*aside.rglob("*"), aside]:
         _fsync(path)
     shutil.rmtree(target, ignore_errors=True)  # left by a run that died before it moved the pointer
     aside.rename(target)
@@ -58,12 +60,19 @@ def latest_checkpoint(run_dir: Path) -> Path:
     return directory
 
 
-def load_checkpoint_policy(directory: Path, device: str) -> Policy:
-    """Load the policy of a checkpoint. Raises UsageError when a file is missing or cut."""
+def load_checkpoint_policy(directory: Path, device: str, base: Path | None = None) -> Policy:
+    """Load the policy of a checkpoint. Raises UsageError when a file is missing or cut.
+
+    base: the run's step_0, if the checkpoint's adapter (LoRA) is to be apart from the weights, exactly as it was trained.
+    """
     try:
         if not (directory / VALUE_HEAD_FILE).is_file():
             raise ValueError(f"{VALUE_HEAD_FILE} is missing")
-        return load_policy(str(directory), device)
+        policy = load_policy(str(base or directory))
+        if base:
+            load_adapter(policy.lm, directory / ADAPTER_DIR)
+            load_value_head(policy, directory)
+        return policy.to(device)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).split("\n")[0][:160]
         raise UsageError(f"checkpoint {directory} is broken: its policy cannot be loaded ({reason})") from error

@@ -36,6 +36,7 @@ class Config:
     task: str = option("random-pizza", "name of the task (python -m tasks list), several with commas, or all: the twelve")
     data_dir: str | None = option(None, "folder of the real data in MLE-bench's layout; without it, the micro twin")
     model: str | None = option(None, "'tiny', or a Hugging Face causal LM by name or directory")
+    lora_rank: int = option(0, "rank of a LoRA adapter on all projections of the layers, with alpha 32; 0: train all weights")
     demonstrations: int | None = option(None, "programs that the tiny policy is warm-started on: 2400, or 600 per task if more")
     run_dir: str | None = option(None, "folder of the run; runs/<task> if not given")
     seed: int = option(0, "seed of the twin, of sampling and of the updates")
@@ -62,7 +63,7 @@ class Config:
     no_model_penalty: float = option(0.5, "taken from the score of a valid program that trains no model")
     repetition_penalty: float = option(0.0, "times the share of repeated lines, taken from the score of a valid program")
     # PPO
-    learning_rate: float | None = option(None, "AdamW's, of the backbone; falls linearly to 0 over the steps")
+    learning_rate: float | None = option(None, "AdamW's, of the backbone; falls linearly to 0 over the steps; 10x with LoRA")
     value_learning_rate: float = option(1e-4, "AdamW's, of the value head")
     warmup_steps: int | None = option(None, "steps of linear learning-rate warm-up")
     epochs: int = option(1, "passes over a batch")
@@ -115,6 +116,7 @@ LANGUAGE_MODEL = {
     "minibatches": 2,
     "save_every": 10,
 }
+LORA_LEARNING_RATE = 10  # times that of full training, see lora.py
 
 
 def parse_args(argv: list[str]) -> tuple[Config, Path | None, bool]:
@@ -171,6 +173,8 @@ def resolve(config: Config) -> Config:
     """Fill in what is None by the model and the machine, and refuse what cannot work. Raises UsageError."""
     model = config.model if config.model is not None else ("Qwen/Qwen2.5-3B-Instruct" if torch.cuda.is_available() else "tiny")
     defaults = {**(TINY if is_tiny(model) else LANGUAGE_MODEL), "model": model}
+    if config.lora_rank > 0:
+        defaults["learning_rate"] *= LORA_LEARNING_RATE
     defaults["run_dir"] = f"runs/{','.join(Path(part).stem for part in config.task.split(','))}"
     config = dataclasses.replace(config, **{k: v for k, v in defaults.items() if getattr(config, k) is None})
     for name in ("model", "run_dir", "data_dir"):
@@ -222,7 +226,7 @@ RULES = {
     "seed": (lambda x: 0 <= x < 2**63, "a whole number below 2^63"),
     **dict.fromkeys(("improve_frac", "gamma", "gae_lambda"), FRACTION),
     **dict.fromkeys(("milestone_reward", "no_model_penalty", "repetition_penalty", "value_coef", "entropy_coef"), NOT_NEGATIVE),
-    **dict.fromkeys(("kl_coef", "warmup_steps", "max_staleness", "failure_weight"), NOT_NEGATIVE),
+    **dict.fromkeys(("kl_coef", "warmup_steps", "max_staleness", "failure_weight", "lora_rank"), NOT_NEGATIVE),
 }
 
 

@@ -116,10 +116,10 @@ class Decoder:
         self.layers = []
         for layer in self.model.layers:
             a, m = layer.self_attn, layer.mlp
-            self.layers.append((
+            self.layers.append((  # tensors: the weights of a LoRALinear are computed at each access
                 _fuse([a.q_proj, a.k_proj, a.v_proj], layer.input_layernorm),
-                getattr(a, "q_norm", None), getattr(a, "k_norm", None), a.o_proj,
-                _fuse([m.gate_proj, m.up_proj], layer.post_attention_layernorm), m.down_proj,
+                getattr(a, "q_norm", None), getattr(a, "k_norm", None), (a.o_proj.weight, a.o_proj.bias),
+                _fuse([m.gate_proj, m.up_proj], layer.post_attention_layernorm), (m.down_proj.weight, m.down_proj.bias),
             ))  # fmt: skip
         self.cos = self.sin = None
 
@@ -150,9 +150,9 @@ class Decoder:
             # the query heads of a group take the place of query positions: keys are read once, not once a head
             q = heads[:, : self.query_heads].unflatten(1, (self.kv_heads, -1))  # (n, G, H / G, C)
             attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-            x = x + F.linear(attended.reshape(n, -1), out.weight, out.bias)
+            x = x + F.linear(attended.reshape(n, -1), *out)
             gate, up = F.linear(self._normalised(x), *gate_up).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, down.weight, down.bias)
+            x = x + F.linear(F.silu(gate) * up, *down)
         slots.lengths[:n] += 1
         return F.linear(self._normalised(x) * self.model.norm.weight, self.head.weight, self.head.bias)
 

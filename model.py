@@ -1,7 +1,8 @@
 """The networks: a policy (causal language model + value head on the same backbone), its frozen copy, loading and saving.
 
 One forward gives logits and values. A checkpoint is an ordinary Hugging Face directory (so that
-`AutoModelForCausalLM.from_pretrained(dir)` loads the policy) with `value_head.safetensors` beside it.
+`AutoModelForCausalLM.from_pretrained(dir)` loads the policy) with `value_head.safetensors` beside it, and with LoRA the
+folder `adapter/`, in PEFT's format, of what the directory has merged.
 
 Letters: B episodes, T tokens, V vocabulary, D hidden.
 """
@@ -12,11 +13,15 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+import lora
+
 VALUE_HEAD_FILE = "value_head.safetensors"
+ADAPTER_DIR = "adapter"
 TINY_CONTEXT_TOK = 2048
 
 
@@ -78,7 +83,7 @@ def build_tiny(tokenizer: PreTrainedTokenizerFast, seed: int) -> Policy:
 
 def is_tiny(name_or_dir: str) -> bool:
     """Tell whether a model is our tiny one, by its name or as saved: it reads the brief prompts."""
-    config = Path(name_or_dir) / "config.json"
+    config = Path(lora.base_of(name_or_dir)) / "config.json"
     return name_or_dir == "tiny" or (config.is_file() and '"nanomle_tiny": true' in config.read_text(errors="replace"))
 
 
@@ -87,7 +92,7 @@ def context_tok(name_or_dir: str) -> float:
     if name_or_dir == "tiny":
         return TINY_CONTEXT_TOK
     try:
-        return getattr(AutoConfig.from_pretrained(name_or_dir), "max_position_embeddings", float("inf"))
+        return getattr(AutoConfig.from_pretrained(lora.base_of(name_or_dir)), "max_position_embeddings", float("inf"))
     except (OSError, ValueError) as error:
         raise not_a_model(name_or_dir, error) from error
 
@@ -100,24 +105,33 @@ def not_a_model(name_or_dir: str, error: Exception) -> ValueError:
 def load_policy(name_or_dir: str, device: str = "cpu") -> Policy:
     """Load a Hugging Face causal LM (hub name or directory), with its value head where the directory has one.
 
+    A directory of a LoRA adapter is loaded with the base that it names, and merged.
+
     Weights are fp32: an AdamW step of 1e-5 on a bf16 weight rounds to nothing. Raises ValueError with one line when nothing
     loadable is there.
     """
     transformers.utils.logging.disable_progress_bar()  # it would run for milliseconds, at every load
     try:
-        tokenizer = load_tokenizer(name_or_dir)
-        lm = AutoModelForCausalLM.from_pretrained(name_or_dir, dtype=torch.float32)
-    except (OSError, ValueError) as error:
+        base = lora.base_of(name_or_dir)
+        tokenizer = load_tokenizer(base)
+        lm = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        if base != name_or_dir:
+            lora.load_adapter(lm, Path(name_or_dir))
+            lora.merge(lm)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise not_a_model(name_or_dir, error) from error
     policy = Policy(lm, tokenizer)
     check_forward(policy, name_or_dir)
-    head = Path(name_or_dir) / VALUE_HEAD_FILE
-    if head.exists():
-        state = load_file(head)
-        policy.value_head.load_state_dict({"weight": state["weight"], "bias": state["bias"]})
-        policy.value_mean.copy_(state["value_mean"])
-        policy.value_std.copy_(state["value_std"])
+    if (Path(name_or_dir) / VALUE_HEAD_FILE).exists():
+        load_value_head(policy, Path(name_or_dir))
     return policy.to(device)
+
+
+def load_value_head(policy: Policy, directory: Path) -> None:
+    state = load_file(directory / VALUE_HEAD_FILE)
+    policy.value_head.load_state_dict({"weight": state["weight"], "bias": state["bias"]})
+    policy.value_mean.copy_(state["value_mean"])
+    policy.value_std.copy_(state["value_std"])
 
 
 @torch.no_grad()
@@ -140,12 +154,19 @@ def load_tokenizer(name_or_dir: str):
     return (PreTrainedTokenizerFast if generic else AutoTokenizer).from_pretrained(name_or_dir)
 
 
-def save_policy(policy: Policy, directory: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
+def save_policy(
+    policy: Policy, directory: Path, weights: dict[str, torch.Tensor] | None = None, base: Path | None = None
+) -> None:
     """Write the policy as a Hugging Face directory plus value_head.safetensors. Tied embeddings are stored once.
 
-    weights: of the language model by name, where the policy itself holds only a shard of them.
+    weights: of the language model by name, where the policy itself holds only a shard of them. A LoRA adapter is merged, and
+    written unmerged to adapter/; base: directory of what it adapts, if not where the policy was loaded from.
     """
     transformers.utils.logging.disable_progress_bar()
+    if lora.adapters(policy.lm):
+        weights = weights or dict(policy.lm.named_parameters())
+        lora.save_adapter(policy.lm, weights, Path(directory) / ADAPTER_DIR, base or policy.lm.name_or_path)
+        weights = lora.plain_weights(policy.lm, weights)
     policy.lm.save_pretrained(directory, state_dict=weights)
     policy.tokenizer.save_pretrained(directory)
     head = {name: tensor.detach().cpu() for name, tensor in policy.value_head.state_dict().items()}

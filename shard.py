@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from lora import decoder_layers
 from model import Policy
 from ranks import all_max, all_sum
 
@@ -26,8 +27,7 @@ WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # on rank 0; b
 def shard(policy: Policy) -> Policy:
     """Shard a policy that is equal on all ranks, in place: a unit per decoder layer, one for the rest. A collective."""
     mesh = init_device_mesh(policy.device.type, (dist.get_world_size(),))
-    layers = [m for m in policy.lm.modules() if type(m).__name__ in (policy.lm._no_split_modules or ())]
-    for layer in layers:
+    for layer in decoder_layers(policy.lm):
         fully_shard(layer, mesh=mesh)
     fully_shard(policy, mesh=mesh, ignored_params=set(policy.value_head.parameters()))
     for unit in _units(policy):  # losses are divided by the tokens of all ranks: gradients are summed, not averaged

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 import checkpoint
+import lora
 import ppo
 from checkpoint import UsageError
 from config import Config, parse_args, run_main
@@ -86,6 +87,8 @@ def load_start(config: Config, tasks: list[Task]) -> Policy:
             policy = load_warm_policy(tasks, settings).to(device())
         else:
             policy = load_policy(config.model, device())
+        if config.lora_rank:
+            lora.add_adapter(policy.lm, config.lora_rank, config.seed)
     except ValueError as error:
         raise UsageError(str(error)) from error
     except OSError as error:
@@ -100,9 +103,20 @@ def load_start(config: Config, tasks: list[Task]) -> Policy:
     return policy
 
 
+def load_policies(config: Config, run_dir: Path, newest: Path) -> tuple[Policy, torch.nn.Module]:
+    """Return the policy of a checkpoint and the KL reference: the starting policy, with LoRA the same weights."""
+    start = run_dir / "step_0"
+    if config.lora_rank:
+        policy = checkpoint.load_checkpoint_policy(newest, device(), base=start)
+        return shard(policy) if config.shard else policy, lora.AdapterOff(policy)
+    policy = checkpoint.load_checkpoint_policy(newest, device())
+    reference = checkpoint.load_checkpoint_policy(start, device()).requires_grad_(False)
+    return (shard(policy), shard(reference)) if config.shard else (policy, reference)
+
+
 def build_optimizer(config: Config, policy: Policy) -> torch.optim.Optimizer:
     groups = [
-        {"params": list(policy.lm.parameters()), "base_lr": config.learning_rate},
+        {"params": [p for p in policy.lm.parameters() if p.requires_grad], "base_lr": config.learning_rate},
         {"params": list(policy.value_head.parameters()), "base_lr": config.value_learning_rate},
     ]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
@@ -179,7 +193,8 @@ class TrainerState:
 
 
 def train(
-    config: Config, run_dir: Path, policy: Policy, reference: Policy, optimizer, state: TrainerState, collector: Collector
+    config: Config, run_dir: Path, policy: Policy, reference: torch.nn.Module, optimizer, state: TrainerState,
+    collector: Collector,
 ) -> bool:
     """Collect, learn, log, save; return True after the last step, False after Ctrl-C or SIGTERM."""
     rank, world = rank_and_world()
@@ -298,10 +313,7 @@ def main(argv: list[str]) -> int:
         gather([])
         del start
     newest = checkpoint.latest_checkpoint(run_dir)
-    policy = checkpoint.load_checkpoint_policy(newest, device())
-    reference = checkpoint.load_checkpoint_policy(run_dir / "step_0", device()).requires_grad_(False)
-    if config.shard:
-        policy, reference = shard(policy), shard(reference)
+    policy, reference = load_policies(config, run_dir, newest)
     optimizer = build_optimizer(config, policy)
     state.load(checkpoint.load_trainer_state(newest), policy, optimizer)
 
