@@ -63,7 +63,7 @@ class Config:
     no_model_penalty: float = option(0.5, "taken from the score of a valid program that trains no model")
     repetition_penalty: float = option(0.0, "times the share of repeated lines, taken from the score of a valid program")
     # PPO
-    learning_rate: float | None = option(None, "AdamW's, of the backbone; falls linearly to 0 over the steps; 10x with LoRA")
+    learning_rate: float | None = option(None, "AdamW's, of the backbone, higher with LoRA; falls linearly to 0 over the steps")
     value_learning_rate: float = option(1e-4, "AdamW's, of the value head")
     warmup_steps: int | None = option(None, "steps of linear learning-rate warm-up")
     epochs: int = option(1, "passes over a batch")
@@ -116,7 +116,6 @@ LANGUAGE_MODEL = {
     "minibatches": 2,
     "save_every": 10,
 }
-LORA_LEARNING_RATE = 10  # times that of full training, see lora.py
 
 
 def parse_args(argv: list[str]) -> tuple[Config, Path | None, bool]:
@@ -173,8 +172,8 @@ def resolve(config: Config) -> Config:
     """Fill in what is None by the model and the machine, and refuse what cannot work. Raises UsageError."""
     model = config.model if config.model is not None else ("Qwen/Qwen2.5-3B-Instruct" if torch.cuda.is_available() else "tiny")
     defaults = {**(TINY if is_tiny(model) else LANGUAGE_MODEL), "model": model}
-    if config.lora_rank > 0:
-        defaults["learning_rate"] *= LORA_LEARNING_RATE
+    if config.lora_rank > 0:  # tiny: the same KL after an update as full training has, dev/LOG.md; ten: see lora.py
+        defaults["learning_rate"] *= 5 if is_tiny(model) else 10
     defaults["run_dir"] = f"runs/{','.join(Path(part).stem for part in config.task.split(','))}"
     config = dataclasses.replace(config, **{k: v for k, v in defaults.items() if getattr(config, k) is None})
     for name in ("model", "run_dir", "data_dir"):

@@ -1,12 +1,12 @@
 """LoRA (2106.09685): the weights stay as they are, each projection of the decoder layers learns an addition of low rank.
 
-    W x  becomes  W x + alpha / r B A x          A (r, in) random, B (out, r) zero at the start: the policy is then the base
+    W x  becomes  W x + alpha / r B A x        A (r, D_in) random, B (D_out, r) zero at the start: the policy is then the base
 
-r is --lora-rank; alpha is 32 at every rank, so that the best learning rate does not depend on the rank and is about ten times
-that of full training (Schulman et al., LoRA Without Regret, 2025). Without the adapter the policy is the starting policy: the
-KL reference needs no weights of its own. Files are those of PEFT, which is not needed here.
+r is --lora-rank; alpha is 32 at every rank: the best learning rate then does not depend on the rank, and is about ten times
+that of full training (Schulman et al., LoRA Without Regret, 2025). With alpha = 2 r it would (dev/LOG.md). Without the adapter
+the policy is the starting policy: the KL reference needs no weights of its own. Files are those of PEFT, which is not needed.
 
-Letters: D_in, D_out of a projection, r rank.
+Letters: r rank; D_in, D_out of a projection.
 """
 
 import json
@@ -72,7 +72,7 @@ def adapters(module: nn.Module) -> dict[str, LoRALinear]:
 
 
 def add_adapter(lm: nn.Module, rank: int, seed: int, alpha: float = ALPHA, names: Iterable[str] | None = None) -> None:
-    """Freeze a language model and adapt the named layers, by default all projections. Raises ValueError if there are none."""
+    """Freeze a language model and adapt the named layers, by default all projections. Raises ValueError if it has none."""
     names = projections(lm) if names is None else names
     if not names:
         raise ValueError(f"{type(lm).__name__} has no linear layers that LoRA could adapt: leave out --lora-rank")

@@ -128,6 +128,7 @@ def load_policy(name_or_dir: str, device: str = "cpu") -> Policy:
 
 
 def load_value_head(policy: Policy, directory: Path) -> None:
+    """Read value_head.safetensors into the policy."""
     state = load_file(directory / VALUE_HEAD_FILE)
     policy.value_head.load_state_dict({"weight": state["weight"], "bias": state["bias"]})
     policy.value_mean.copy_(state["value_mean"])

@@ -16,7 +16,7 @@ import lora
 import ppo
 import train
 from checkpoint import UsageError, load_checkpoint_policy, load_trainer_state, save_checkpoint
-from config import LANGUAGE_MODEL, Config, parse_args
+from config import LANGUAGE_MODEL, TINY, Config, parse_args
 from decoder import Decoder
 from model import frozen_copy, is_tiny, load_policy, save_policy
 from ranks import finish_processes
@@ -201,6 +201,17 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(policy, tmp_path):
     assert all(torch.equal(x, other.state_dict()[name]) for name, x in straight.state_dict().items())
 
 
+@pytest.mark.parametrize("harm", ["cut", "missing"])
+def test_a_broken_adapter_is_refused_in_one_line(policy, tmp_path, harm):
+    config = new_run(policy, tmp_path)[0]
+    path = tmp_path / "step_0" / "adapter" / "adapter_model.safetensors"
+    path.write_bytes(b"\0" * 100) if harm == "cut" else path.unlink()
+    for load in (lambda: resumed(config, tmp_path), lambda: load_policy(str(path.parent))):
+        with pytest.raises(ValueError, match=r"step_0.*cannot be loaded|no causal language model could be loaded") as error:
+            load()
+        assert "\n" not in str(error.value)
+
+
 def test_a_run_from_a_lora_checkpoint_has_that_as_its_reference(policy, tmp_path):
     _, state, first, _, optimizer = new_run(policy, tmp_path / "first")
     learnt(first, optimizer, 2)
@@ -214,13 +225,14 @@ def test_a_run_from_a_lora_checkpoint_has_that_as_its_reference(policy, tmp_path
     assert not is_tiny(str(start))
 
 
-def test_bad_ranks_are_refused_and_the_learning_rate_is_ten_times_the_default(tmp_path):
+def test_bad_ranks_are_refused_and_the_default_learning_rate_is_higher(tmp_path):
     for rank in ("-1", "two"):
         with pytest.raises(UsageError, match=f"--lora-rank.*{rank}"):
             train.main(["--lora-rank", rank, "--run-dir", str(tmp_path / "run")])
     rates = [parse_args(["--model", "some/model", *args])[0].learning_rate for args in
              ([], ["--lora-rank", "8"], ["--lora-rank", "8", "--learning-rate", "3e-5"])]  # fmt: skip
     assert rates == pytest.approx([LANGUAGE_MODEL["learning_rate"], 10 * LANGUAGE_MODEL["learning_rate"], 3e-5])
+    assert parse_args(["--model", "tiny", "--lora-rank", "8"])[0].learning_rate == pytest.approx(5 * TINY["learning_rate"])
 
 
 def run_rank(rank: int, directory: str) -> None:
