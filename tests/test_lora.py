@@ -52,6 +52,16 @@ def test_at_the_start_the_policy_is_the_base_bit_for_bit(policy):
         assert torch.equal(layer.weight, layer.base_layer.weight) and layer.lora_A.weight.any()
 
 
+def test_the_seed_alone_decides_the_adapter(policy):
+    drawn, state = [], torch.get_rng_state()
+    for seed in (0, 0, 1):
+        lora.add_adapter(policy.lm, 4, seed)
+        drawn.append(next(iter(lora.adapters(policy).values())).lora_A.weight)
+        lora.merge(policy)
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize("kind", WITH_LINEARS)
 def test_every_projection_of_the_layers_is_adapted_and_nothing_else(kind, tokenizer):
     policy = adapted(build(kind, tokenizer))
