@@ -33,6 +33,8 @@ def shard(policy: Policy) -> Policy:
     for unit in _units(policy):  # losses are divided by the tokens of all ranks: gradients are summed, not averaged
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
+    with gathered(policy), torch.no_grad():  # FSDP takes what runs first for its root, and the sampler would run a part
+        policy(torch.zeros(1, 1, dtype=torch.long, device=policy.device))
     return policy
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from toy import SETTINGS, close, rows_of, sample_experience, spawn_two_ranks
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -36,7 +37,9 @@ def run_rank(rank: int, directory: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
     whole = small_policy()
     policy, tokens = shard(frozen_copy(whole).requires_grad_(True)), torch.arange(4)[None]
+    assert all(isinstance(p, DTensor) for p in policy.lm.parameters())  # what an optimizer would be built on
     with gathered(policy), torch.inference_mode():
+        policy.lm.base_model(tokens)  # the sampler comes first, and leaves the policy's own forward out
         for _ in range(1 + rank):  # ranks sample differently long
             close(policy(tokens)[0], whole(tokens)[0])
     experience = rows_of(sample_experience(small_policy()), slice(0, 6) if rank == 0 else slice(0))
