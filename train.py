@@ -29,7 +29,7 @@ import ppo
 from checkpoint import UsageError
 from config import Config, parse_args, run_main
 from duration import describe_mismatch
-from model import Policy, context_tok, is_tiny, load_policy
+from model import Policy, cache_dir, context_tok, load_policy, model_kind
 from prompts import build_prompt, encode_prompt
 from ranks import all_max, cores_per_rank, device, finish_processes, gather, init_processes, launch, rank_and_world
 from rollout import Collector, ImprovementPool, to_experience
@@ -38,7 +38,7 @@ from sandbox import InfraError, Sandbox, describe_status, usable_cores
 from shard import gathered, load_optimizer_state, shard, whole_optimizer_state, whole_weights
 from stream import Stream
 from tasks import Task, expand_names, load_task
-from warmstart import WarmStart, cache_dir, load_warm_policy
+from warmstart import load_warm_policy, warm_start_settings
 
 # ------------------------------------------------------------------------------------------------------------------ set-up
 
@@ -82,8 +82,8 @@ def load_start(config: Config, tasks: list[Task]) -> Policy:
         if config.max_prompt_tok + config.max_new_tok > (context := context_tok(config.model)):
             raise UsageError(f"--max-prompt-tok {config.max_prompt_tok} and --max-new-tok {config.max_new_tok}: "
                              f"{config.model} reads at most {context} tokens in all")  # fmt: skip
-        if config.model == "tiny":
-            settings = WarmStart(demonstrations=config.demonstrations, memory_gib=config.memory_gib)
+        if config.model in ("tiny", "smollm2"):
+            settings = warm_start_settings(config.model, demonstrations=config.demonstrations, memory_gib=config.memory_gib)
             policy = load_warm_policy(tasks, settings).to(device())
         else:
             policy = load_policy(config.model, device())
@@ -96,7 +96,7 @@ def load_start(config: Config, tasks: list[Task]) -> Policy:
             f"$NANOMLE_CACHE {cache_dir()} cannot be used ({error}); set it to a folder that can be written"
         ) from error
     for task in tasks:
-        prompt = build_prompt(task, brief=is_tiny(config.model), memory_gib=config.memory_gib)
+        prompt = build_prompt(task, brief=model_kind(config.model) != "other", memory_gib=config.memory_gib)
         length = len(encode_prompt(policy.tokenizer, prompt))
         if length > config.max_prompt_tok:
             raise UsageError(f"--max-prompt-tok {config.max_prompt_tok}: the prompt of {task.name} has {length} tokens")
@@ -152,7 +152,7 @@ def build_collector(config: Config, tasks: list[Task], sandbox: Sandbox, secret:
     rewards = {name: getattr(config, name) for name in names}
     return Collector(
         tasks, sandbox, seed=config.seed, secret=secret, pools=pools, temperature=config.temperature,
-        max_prompt_tok=config.max_prompt_tok, max_new_tok=config.max_new_tok, brief=is_tiny(config.model),
+        max_prompt_tok=config.max_prompt_tok, max_new_tok=config.max_new_tok, brief=model_kind(config.model) != "other",
         improve_frac=config.improve_frac, memory_gib=config.memory_gib, sample_batch=config.sample_batch,
         reward_options=rewards,
     )  # fmt: skip
@@ -278,7 +278,7 @@ def print_plan(config: Config, tasks: list[Task]) -> None:
     print(f"run {config.run_dir}")
     for task in tasks:
         print(f"\ntask {task.name} ({task.data} data), at most {task.time_limit_s:g} s a program; prompt:\n")
-        print(build_prompt(task, brief=is_tiny(config.model), memory_gib=config.memory_gib))
+        print(build_prompt(task, brief=model_kind(config.model) != "other", memory_gib=config.memory_gib))
     print(f"\n{json.dumps(dataclasses.asdict(config), indent=2)}")
 
 

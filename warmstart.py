@@ -1,4 +1,4 @@
-"""Warm start of the tiny policy: demonstrations -> tokenizer -> supervised fine-tuning -> the policy that RL starts from.
+"""Warm start of a small policy: demonstrations -> tokenizer (tiny only) -> supervised fine-tuning -> what RL starts from.
 
     python warmstart.py --task random-pizza        # makes it, or finds it in the cache, and prints a demonstration
     python warmstart.py --task all                 # one policy for the twelve competitions
@@ -10,13 +10,12 @@ half-written cache is never used.
 
 import argparse
 import hashlib
-import os
 import random
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import tokenizers
@@ -28,8 +27,9 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from demonstrations import sample_demonstration
-from model import Policy, build_tiny, load_policy, save_policy
+from model import Policy, build_tiny, cache_dir, load_policy, save_policy
 from prompts import build_prompt, encode_prompt
+from smollm2 import find_smollm2
 from tasks import Task, find_task, load_task, task_names
 
 SOURCES = ("demonstrations.py", "model.py", "prompts.py", "recipes.py", "warmstart.py")
@@ -41,32 +41,38 @@ PIECES = r"[A-Z][A-Za-z]{3,}|(?:(?![A-Z][A-Za-z]{3})[^\n\d(=,])+(?:\(|=+|,)?\n?|
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Settings of the warm start of the tiny policy."""
+    """Settings of a warm start; these are the tiny policy's."""
 
+    base: str = "tiny"  # tiny: a new model and its tokenizer; smollm2: that model
     demonstrations: int = 2400  # of all tasks together
     improve_share: float = 0.25
     mistake_share: float = 0.9
     batch_size: int = 8
     learning_rate: float = 5e-3
+    muon: bool = True  # on the matrices; else AdamW for all
     vocabulary: int = 4096  # at most; one task needs about 1700
     memory_gib: float = 4.0  # named in the prompts
     seed: int = 0
 
 
-def cache_dir() -> Path:
-    """Return the folder of every cache: $NANOMLE_CACHE, else ~/.cache/nanomle."""
-    return Path(os.environ.get("NANOMLE_CACHE") or Path.home() / ".cache" / "nanomle")
+# Few demonstrations, most of them right: this model knows Python, and one of them takes it some seconds on two cores.
+SMOLLM2 = WarmStart(base="smollm2", demonstrations=240, mistake_share=0.2, batch_size=4, learning_rate=2e-4, muon=False)
+
+
+def warm_start_settings(base: str, **changes) -> WarmStart:
+    """Return the settings of the warm start of tiny or smollm2."""
+    return replace({"tiny": WarmStart(), "smollm2": SMOLLM2}[base], **changes)
 
 
 def load_warm_policy(task: Task | Sequence[Task], settings: WarmStart = WarmStart()) -> Policy:  # noqa: B008 (frozen)
-    """Return the warm-started tiny policy, from the cache or made now (a few minutes on two cores).
+    """Return the warm-started policy, from the cache or made now (tiny: a few minutes on two cores).
 
     Of several tasks it is one policy, with as many demonstrations of each. Raises OSError when the cache cannot be written,
-    ValueError for a task that the demonstrations do not cover.
+    ValueError for a task that the demonstrations do not cover, and where smollm2 has not been installed.
     """
     tasks = [task] if isinstance(task, Task) else list(task)
     name = tasks[0].name if len(tasks) == 1 else f"{len(tasks)}-tasks"
-    target = cache_dir() / f"tiny-{name}-{_cache_key(tasks, settings)}"
+    target = cache_dir() / f"{settings.base}-{name}-{_cache_key(tasks, settings)}"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)  # before the work of minutes: it may be refused
         aside = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
@@ -93,10 +99,14 @@ def _cache_key(tasks: list[Task], settings: WarmStart) -> str:
 def _build(tasks: list[Task], settings: WarmStart, label: str) -> Policy:
     turns = range(settings.demonstrations)  # the tasks take turns
     pairs = [_demonstration(tasks[i % len(tasks)], settings, i // len(tasks)) for i in turns]
-    tokenizer = train_tokenizer([prompt + response for prompt, response in pairs[:2000]], settings.vocabulary)
-    policy = build_tiny(tokenizer, settings.seed)
-    examples = [encode_example(tokenizer, prompt, response) for prompt, response in pairs]
-    fine_tune(policy, examples, batch_size=settings.batch_size, learning_rate=settings.learning_rate, label=label)
+    if settings.base == "tiny":
+        tokenizer = train_tokenizer([prompt + response for prompt, response in pairs[:2000]], settings.vocabulary)
+        policy = build_tiny(tokenizer, settings.seed)
+    else:
+        policy = load_policy(str(find_smollm2()))
+    examples = [encode_example(policy.tokenizer, prompt, response) for prompt, response in pairs]
+    optimizers = build_warm_start_optimizers(policy.lm, settings.learning_rate, settings.muon)
+    fine_tune(policy, examples, optimizers, batch_size=settings.batch_size, label=label)
     return policy
 
 
@@ -146,17 +156,16 @@ def supervised_loss(policy: Policy, examples: list[tuple[list[int], int]]) -> to
     return F.cross_entropy(logits.flatten(0, 1).float(), labels[:, 1:].flatten())
 
 
-def fine_tune(policy: Policy, examples, *, batch_size: int, learning_rate: float, label: str) -> float:
+def fine_tune(policy: Policy, examples, optimizers: list, *, batch_size: int, label: str) -> float:
     """Fine-tune the language model on one pass over the examples; return the mean loss of the last tenth, nats a token.
 
-    Many small steps, with Muon on the matrices: at equal cost the loss is a third of that of large AdamW batches.
+    For the tiny policy many small steps, with Muon: at equal cost the loss is a third of that of large AdamW batches.
     """
     # Batches of similar length waste little on padding; their order is shuffled.
     order = sorted(range(len(examples)), key=lambda i: len(examples[i][0]))
     batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
     random.Random(0).shuffle(batches)
-    optimizers = build_warm_start_optimizers(policy.lm, learning_rate)
-    warm_up, cool_down = 30, 0.4 * len(batches)  # steps
+    warm_up, cool_down = max(1, min(30, len(batches) // 10)), 0.4 * len(batches)  # steps
     losses = []
     for step, batch in enumerate(tqdm(batches, desc=f"warm start of {label}", unit="batch", mininterval=5)):
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
@@ -172,16 +181,16 @@ def fine_tune(policy: Policy, examples, *, batch_size: int, learning_rate: float
     return sum(tail) / len(tail)
 
 
-def build_warm_start_optimizers(lm: torch.nn.Module, learning_rate: float) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices inside the layers, AdamW for embeddings, biases and norms."""
+def build_warm_start_optimizers(lm: torch.nn.Module, learning_rate: float, muon: bool = True) -> list[torch.optim.Optimizer]:
+    """Return Muon for the matrices inside the layers, AdamW for embeddings, biases and norms; or AdamW for all."""
     embedding = lm.get_input_embeddings().weight
-    matrices = [p for p in lm.parameters() if p.ndim == 2 and p is not embedding and p is not lm.get_output_embeddings().weight]
+    outer = (embedding, lm.get_output_embeddings().weight)
+    matrices = [p for p in lm.parameters() if muon and p.ndim == 2 and all(p is not x for x in outer)]
     ids = {id(p) for p in matrices}
     others = [p for p in lm.parameters() if id(p) not in ids]
-    optimizers = [
-        torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
+    optimizers = [torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)]
+    if muon:
+        optimizers.append(torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"))
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["initial_lr"] = group["lr"]
     return optimizers
@@ -190,12 +199,13 @@ def build_warm_start_optimizers(lm: torch.nn.Module, learning_rate: float) -> li
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--task", default="random-pizza", help="name of the task, or all")
+    parser.add_argument("--model", default="tiny", choices=("tiny", "smollm2"))
     args = parser.parse_args(argv)
     names = [name for name in task_names() if find_task(name).ID] if args.task == "all" else [args.task]
     with tempfile.TemporaryDirectory() as root:
         try:
             tasks = [load_task(name, Path(root) / str(i), "reward") for i, name in enumerate(names)]
-            policy = load_warm_policy(tasks)
+            policy = load_warm_policy(tasks, warm_start_settings(args.model))
         except (ValueError, OSError) as error:
             print(f"warmstart.py: {error}", file=sys.stderr)
             return 2

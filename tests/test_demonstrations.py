@@ -17,7 +17,15 @@ from recipes import MISTAKES, sample_recipe
 from reward import compute_reward, trains_model
 from sandbox import Sandbox
 from tasks import find_task, load_task, task_names
-from warmstart import WarmStart, encode_example, fine_tune, load_warm_policy, supervised_loss, train_tokenizer
+from warmstart import (
+    WarmStart,
+    build_warm_start_optimizers,
+    encode_example,
+    fine_tune,
+    load_warm_policy,
+    supervised_loss,
+    train_tokenizer,
+)
 
 TINY_SETTINGS = WarmStart(demonstrations=24, vocabulary=400)
 
@@ -121,7 +129,7 @@ def test_only_the_response_is_trained_on(policy):
 def test_fine_tuning_lowers_the_loss_and_any_text_survives_the_tokenizer(policy):
     examples = [encode_example(policy.tokenizer, "import", "print(1)") for _ in range(64)]
     before = supervised_loss(policy, examples[:1]).item()
-    assert fine_tune(policy, examples, batch_size=2, learning_rate=5e-3, label="test") < before / 2
+    assert fine_tune(policy, examples, build_warm_start_optimizers(policy.lm, 5e-3), batch_size=2, label="test") < before / 2
     text = "naïve\tcafé 漢字 \U0001f355\r\n\x00 1e-05 __init__"
     tokenizer = train_tokenizer(["import pandas as pd\n"] * 3, 300)
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text

@@ -18,7 +18,7 @@ import train
 from checkpoint import UsageError, load_checkpoint_policy, load_trainer_state, save_checkpoint
 from config import LANGUAGE_MODEL, TINY, Config, parse_args
 from decoder import Decoder
-from model import frozen_copy, is_tiny, load_policy, save_policy
+from model import frozen_copy, load_policy, model_kind, save_policy
 from ranks import finish_processes
 from shard import gathered, load_optimizer_state, shard, whole_optimizer_state, whole_weights
 
@@ -232,7 +232,7 @@ def test_a_run_from_a_lora_checkpoint_has_that_as_its_reference(policy, tmp_path
         close(reference(TOKENS)[0], first(TOKENS)[0], atol=1e-4)
         assert torch.equal(reference(TOKENS)[0], second(TOKENS)[0])
         assert not torch.allclose(reference(TOKENS)[0], policy(TOKENS)[0], atol=1e-2)
-    assert not is_tiny(str(start))
+    assert model_kind(str(start)) == "other"
 
 
 def test_bad_ranks_are_refused_and_the_default_learning_rate_is_higher(tmp_path):

@@ -2,9 +2,14 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from model import build_tiny, frozen_copy, is_tiny, load_policy, save_policy
+from checkpoint import UsageError
+from config import Config, resolve
+from model import build_tiny, frozen_copy, load_policy, model_kind, save_policy
+from smollm2 import clean_llama, find_smollm2
+from tasks import load_task
+from train import load_start
 
 
 def test_a_new_value_head_predicts_zero_and_passes_no_gradient_to_the_backbone(tokenizer):
@@ -83,7 +88,7 @@ def test_a_saved_tiny_policy_is_still_tiny(tokenizer, policy, tmp_path):
     save_policy(build_tiny(tokenizer, 0), tmp_path / "tiny")
     save_policy(policy, tmp_path / "other")
     names = ("tiny", str(tmp_path / "tiny"), str(tmp_path / "other"), "Qwen/x")
-    assert [is_tiny(name) for name in names] == [True, True, False, False]
+    assert [model_kind(name) for name in names] == ["tiny", "tiny", "other", "other"]
 
 
 def test_a_model_that_caps_its_logits_is_refused(tokenizer, tmp_path):
@@ -93,3 +98,24 @@ def test_a_model_that_caps_its_logits_is_refused(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="Gemma2ForCausalLM transforms its logits"):
         load_policy(str(tmp_path))
+
+
+def test_a_model_marked_as_quantised_becomes_one_that_can_be_saved(tmp_path):
+    """What transformers makes of a GGUF file (SmolLM2) carries marks that forbid saving; the weights, tied ones too, stay."""
+    config = LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+                         tie_word_embeddings=True, quantization_config={"quant_method": "gguf"})  # fmt: skip
+    clean = clean_llama(loaded := LlamaForCausalLM(config))
+    clean.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert not hasattr(again.config, "quantization_config") and again.config.tie_word_embeddings
+    assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), loaded.parameters(), strict=True))
+    assert model_kind(str(tmp_path)) == "smollm2"
+
+
+def test_smollm2_is_asked_for_before_it_is_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOMLE_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match="make smollm2"):
+        find_smollm2()
+    with pytest.raises(UsageError, match="make smollm2"):
+        load_start(resolve(Config(task="hello-world", model="smollm2")), [load_task("hello-world", tmp_path / "t", "reward")])
