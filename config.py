@@ -53,6 +53,10 @@ class Config:
     time_limit_s: float | None = option(None, "time limit of a program, seconds; the task's if not given")
     memory_gib: float = option(4.0, "memory limit of a program, GiB")
     duration_clock: str = option("wall", "clock of Δt; cpu is robust against programs that sleep", CLOCKS)
+    instrumenter: str = option("ast", "what inserts milestone prints: the syntax tree, or lm: as in the article, the frozen "
+                               "starting policy; its answers are checked against the syntax tree, which serves where they "
+                               "are refused; sampling takes about twice as long, and tiny cannot do it",
+                               ("ast", "lm"))  # fmt: skip
     unsafe_sandbox: bool = option(False, "run programs even where the machine cannot keep them from files and processes")
     # reward
     reward_split: str = option("reward", "rows that score the reward; test, as in the article, trains on what eval.py reports",

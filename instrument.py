@@ -144,12 +144,12 @@ def pays_no_more(tree: ast.Module, places: list[tuple[ast.stmt, str]]) -> bool:
 
 
 def may_break_prints(statement: ast.stmt, local: set[str]) -> bool:
-    """Tell whether a statement names what could end the program or close its stdout, or one of its own functions."""
-    names = set()
-    for node in ast.walk(statement):
-        names |= {getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "module", None) or ""}
-        names |= {node.name.split(".")[0]} if isinstance(node, ast.alias) else set()
-    return bool(names & local) or any(MAY_BREAK_PRINTS.fullmatch(name) for name in names)
+    """Tell whether a statement uses one of the program's own functions, or names what could end it or close its stdout."""
+    nodes = list(ast.walk(statement))
+    used = {getattr(node, name, None) for node in nodes for name in ("id", "attr")}
+    bound = {getattr(node, name, None) for node in nodes for name in ("name", "asname", "module")}
+    risky = any(MAY_BREAK_PRINTS.fullmatch(name.split(".")[0]) for name in (used | bound) if isinstance(name, str))
+    return risky or bool(used & local)
 
 
 def instrument(program: str, token: str, proposal: str | None = None) -> tuple[str, bool]:
