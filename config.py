@@ -54,6 +54,9 @@ class Config:
     time_limit_s: float | None = option(None, "time limit of a program, seconds; the task's if not given")
     memory_gib: float = option(4.0, "memory limit of a program, GiB")
     duration_clock: str = option("wall", "clock of Δt; cpu is robust against programs that sleep", CLOCKS)
+    instrumenter: str = option("ast", "what inserts milestone prints: the syntax tree, or lm: as in the article, the frozen "
+                               "starting policy, checked by the syntax tree, which serves where an answer is refused; it "
+                               "writes each program once more, and tiny cannot do it", ("ast", "lm"))  # fmt: skip
     unsafe_sandbox: bool = option(False, "run programs even where the machine cannot keep them from files and processes")
     # reward
     reward_split: str = option("reward", "rows that score the reward; test, as in the article, trains on what eval.py reports",
@@ -216,6 +219,9 @@ def resolve(config: Config) -> Config:
     if world != int(os.environ.get("LOCAL_WORLD_SIZE", world)) and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0:
         raise UsageError("--max-restarts of torchrun goes on by itself on one node only: on several leave it out, and start "
                          f"again by hand with --resume {config.run_dir}")  # fmt: skip
+    if config.instrumenter == "lm" and config.lora_rank:
+        raise UsageError("--instrumenter lm needs the starting policy as a model of its own, which --lora-rank does without: "
+                         "leave out one of them")  # fmt: skip
     parts = world * config.minibatches
     if config.batch_size % parts:
         raise UsageError(f"--batch-size {config.batch_size} must divide by world size x --minibatches = {parts}; "

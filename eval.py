@@ -183,8 +183,10 @@ def evaluate_run(run_dir: Path, samples: int, split: str) -> None:
     val_tasks = load_run_tasks(config, run_dir, "reward")
     test_tasks = load_run_tasks(config, run_dir, "test") if split == "test" else [None] * len(val_tasks)
     results = [{"task": t.name, "data": t.data, "metric": t.metric, "temperature": config.temperature} for t in val_tasks]
+    instruments = config.instrumenter == "lm"
+    reference = load_checkpoint_policy(run_dir / "step_0", device()).requires_grad_(False) if instruments else None
     with build_sandbox(config) as sandbox:
-        collector = build_collector(config, val_tasks, sandbox, load_secret(run_dir))
+        collector = build_collector(config, val_tasks, sandbox, load_secret(run_dir), reference)
         for name, directory in (("start", run_dir / "step_0"), ("trained", checkpoint)):
             policy = load_checkpoint_policy(directory, device())
             for val_task, test_task, result in zip(val_tasks, test_tasks, results, strict=True):
@@ -209,9 +211,9 @@ def evaluate_zero_shot(name: str, model: str | None, data_dir: str | None, sampl
         config = resolve(Config(task=name, model=model, data_dir=data_dir, run_dir=folder, improve_frac=0.0))
         set_threads(config)
         tasks = load_run_tasks(config, Path(folder), "reward")
-        policy = load_start(config, tasks)
+        policy = load_start(config, tasks).requires_grad_(False)
         with build_sandbox(config) as sandbox:
-            collector = build_collector(config, tasks, sandbox, load_secret(Path(folder)))
+            collector = build_collector(config, tasks, sandbox, load_secret(Path(folder)), policy)
             for task in tasks:
                 result, _ = evaluate_policy(policy, replace(collector, tasks=[task]), None, samples)
                 valid = round(result["val"]["valid_frac"] * result["n"])

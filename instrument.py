@@ -7,54 +7,31 @@ program was written, so printing the word is worth nothing.
     instrumented, accepted = instrument(program, token)      # program -> program
     reached(execution.stdout, token)                         # output -> ["IMPORTS_DONE", "DATA_LOADED", ...]
 
+The syntax tree tells where steps end (steps.py). A language model may propose other places; its text never runs and it
+never sees the token: a proposal says after which statements to print, and is refused unless it pays no more.
+
 What is covered: the inserted statements only write; all else is the author's own text and the same syntax tree, with
-its line numbers (each print that follows a whole loop or `if` adds a line). Any text is taken: what does not compile,
-or cannot be instrumented safely, comes back as it is.
-What is not: steps are known by the names of calls, so a step done in an unusual way has no milestone; a running program
-can read the token from its own source; one that closed file descriptor 1 fails at the next print.
+its line numbers (each print that follows a whole loop, `if` or function adds a line). Any text is taken: what does not
+compile, or cannot be instrumented safely, comes back as it is.
+What is not: a running program can read the token from its own source; one that closed file descriptor 1, or replaced
+os.write, fails at the next print.
 """
 
 import ast
 import hashlib
 import re
 import secrets
-import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
-MILESTONES = ("IMPORTS_DONE", "DATA_LOADED", "FEATURES_BUILT", "MODEL_BUILT", "TRAINING_COMPLETE", "PREDICTION_DONE",
-              "SUBMISSION_SAVED")  # fmt: skip
-IMPORTS, DATA, FEATURES, MODEL, TRAINING, PREDICTION, SAVED = MILESTONES
+from steps import COMPOUND, FUNCTIONS, MILESTONES, find_all_places, parse
 
-# A step is complete at its last statement before the first one of these; a sample submission read at the end, or a
-# second model, must not move the milestone behind the work of later steps.
-ENDS_AT = {IMPORTS: {DATA, TRAINING}, DATA: {TRAINING}, FEATURES: {TRAINING}, MODEL: {TRAINING},
-           TRAINING: {PREDICTION}, PREDICTION: {SAVED}, SAVED: set()}  # fmt: skip
-
-CALLS = {
-    DATA: r"read(_\w+|lines?)?|load|loads|loadtxt|genfromtxt|load_dataset|reader|DictReader|imread",
-    FEATURES: r"(fit_)?transform|fit_resample|get_dummies|fillna|drop(na|_duplicates)?|concat(enate)?|[hv]stack|"
-    r"column_stack|merge|map|apply|replace|astype|factorize|assign|train_test_split|to_numpy|(as)?array|from_numpy",
-    MODEL: r"(?!Dummy)[A-Z]\w*(Classifier|Regressor|Regression|Analysis|Forest|NB|SV[CR]|CV)|Linear\w*|\w*Ridge|"
-    r"\w*Lasso|ElasticNet|Perceptron|CatBoost|Pipeline|make_pipeline|Sequential|AutoModel\w*",
-    TRAINING: r"fit_predict|train|backward|cross_val\w*|lstsq|minimize|curve_fit|polyfit",
-    PREDICTION: r"predict\w*|fit_predict|cross_val_predict|decision_function|forward|polyval",
-    SAVED: r"to_csv|write_csv|savetxt|writerows?|write|write_text",
-}
-CALLS = {step: re.compile(pattern) for step, pattern in CALLS.items()}
-NOT_A_MODEL = re.compile(  # fitting one of these is building features; a Dummy predicts a constant
-    r"Dummy\w+|\w*(Vectorizer|Scaler|Encoder|Imputer|Transformer|Binarizer|Normalizer|Discretizer|Tokenizer|PCA|SVD|"
-    r"NMF|Features|Selector|Threshold|Union)|Select\w+"
+PLACEHOLDER = "TOKEN"  # stands for the token in a proposal
+BLOCKS = ("body", "orelse", "finalbody")  # lists of statements, where a node has them
+EXITS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+MAY_BREAK_PRINTS = re.compile(  # names by which a statement could end the program or take stdout from the next print
+    r"os|sys|builtins|__\w+|exec|eval|open|ctypes|importlib|globals|vars|setattr|close\w*|dup2?|_?exit|quit"
 )
-
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-LOOPS = (ast.For, ast.AsyncFor, ast.While)
-WITHS = (ast.With, ast.AsyncWith)
-TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))  # TryStar: since Python 3.11
-COMPOUND = (*LOOPS, *WITHS, *TRIES, ast.If, ast.Match, ast.ClassDef)
-REPEATED = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
-
 
 # markers
 
@@ -93,82 +70,119 @@ def strip_markers(output: str, token: str) -> str:
 # acceptance
 
 
-def parse(program: str) -> ast.Module | None:
-    """Return the syntax tree of a program, or None if it does not compile."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "invalid escape sequence" is the program's matter
-            tree = ast.parse(program)
-            compile(program, "program", "exec", dont_inherit=True)  # finds a late `from __future__`, a stray return
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # null bytes; nested too deep
-        return None
-    return tree
-
-
-def strip_prints(tree: ast.Module, token: str) -> ast.Module:
-    """Remove, in place, the statements that marker() writes with this token; return the tree."""
+def blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Yield the lists of statements of a tree, in the order of ast.walk. They may be changed in place."""
     for node in ast.walk(tree):
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(node, name, None)
-            if isinstance(block, list):  # a lambda's body is an expression
-                setattr(node, name, [statement for statement in block if not is_marker(statement, token)])
-    return tree
+        for name in BLOCKS:
+            if isinstance(block := getattr(node, name, None), list):  # a lambda's body is an expression
+                yield block
 
 
-def is_marker(statement: ast.stmt, token: str) -> bool:
-    """Tell whether a statement is one of marker()'s, however it is formatted."""
+def milestone_of(statement: ast.stmt, token: str) -> str | None:
+    """Return the milestone if a statement is one that marker() writes with this token, however it is formatted."""
     match statement:
         case ast.Expr(ast.Call(args=[_, ast.Constant(bytes() as line)])):
             milestone = line.decode(errors="replace").removeprefix(f"\n{token} ").removesuffix("\n")
-            expected = ast.parse(marker(milestone, token)).body[0] if milestone in MILESTONES else None
-            return expected is not None and ast.dump(statement) == ast.dump(expected)
-    return False
+            if milestone in MILESTONES and ast.dump(statement) == ast.dump(ast.parse(marker(milestone, token)).body[0]):
+                return milestone
+    return None
+
+
+def find_markers(tree: ast.Module, instrumented: ast.Module, token: str) -> list[tuple[ast.stmt, str]] | None:
+    """Return after which statements of `tree` the instrumented tree prints which milestones; None if the rest differs.
+
+    A marker that opens a block is refused: it completes no step, it would unseat a docstring, and an `else` or `finally`
+    of nothing but markers would be gone with them. Removes the markers from `instrumented`.
+    """
+    try:
+        found = []  # of each block: (statements before the marker, milestone)
+        for block in blocks(instrumented):
+            kept, markers = [], []
+            for statement in block:
+                milestone = milestone_of(statement, token)
+                kept, markers = (kept, [*markers, (len(kept), milestone)]) if milestone else ([*kept, statement], markers)
+            block[:] = kept
+            found.append(markers)
+        if ast.dump(tree) != ast.dump(instrumented):
+            return None
+    except (RecursionError, ValueError):  # ValueError: a hexadecimal literal too long to print as a decimal number
+        return None
+    if any(before == 0 for markers in found for before, _ in markers):
+        return None
+    pairs = zip(blocks(tree), found, strict=True)
+    return [(block[before - 1], milestone) for block, markers in pairs for before, milestone in markers]
 
 
 def same_program(original: str, instrumented: str, token: str) -> bool:
-    """Tell whether instrumented is the original but for marker statements, compared as syntax trees.
-
-    A marker that opens a module, function or class is refused: it completes no step and would unseat a docstring.
-    """
+    """Tell whether instrumented is the original but for markers that follow a statement, compared as syntax trees."""
     before, after = parse(original), parse(instrumented)
-    if before is None or after is None:
-        return False
-    try:
-        bodies = [node.body for node in ast.walk(after) if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS))]
-        if any(is_marker(statement, token) for body in bodies for statement in body[:1]):
-            return False
-        return ast.dump(before) == ast.dump(strip_prints(after, token))
-    except (RecursionError, ValueError):  # ValueError: a hexadecimal literal too long to print as a decimal number
-        return False
+    return before is not None and after is not None and find_markers(before, after, token) is not None
 
 
-def instrument(program: str, token: str, propose: Callable[[str, str], str] | None = None) -> tuple[str, bool]:
-    """Return the instrumented program and whether propose's version was accepted.
+def pays_no_more(tree: ast.Module, places: list[tuple[ast.stmt, str]]) -> bool:
+    """Tell whether markers at these places pay what the syntax tree's own would, later if at all.
 
-    propose(program, token) may be a language model; what it returns counts only if it is the same program. Otherwise
-    the syntax tree decides where to print, as it does without propose.
+    Each marker slides up, within its block, to the nearest statement that completes a step. All must then be where the
+    syntax tree has them: none before its step, repeated, in a loop, missing, or behind the end of the next step. They
+    do not slide over what may keep them from printing.
     """
-    proposal = (propose or instrument_ast)(program, token)
-    if same_program(program, proposal, token):
-        return proposal, True
+    due, proposed = find_all_places(tree), defaultdict(list)
+    for statement, step in places:
+        proposed[statement].append(step)
+    ends = {statement for statement, _ in due}
+    local = {node.name for node in ast.walk(tree) if isinstance(node, (*FUNCTIONS, ast.ClassDef))}
+    slid = []
+    for block in blocks(tree):
+        end = None
+        for statement in block:
+            if statement in ends:
+                end = statement
+            elif end and (isinstance(statement, EXITS) or may_break_prints(statement, local)):
+                end = None
+            slid += [(end, step) for step in proposed[statement]]
+    return Counter(slid) == Counter(due)
+
+
+def may_break_prints(statement: ast.stmt, local: set[str]) -> bool:
+    """Tell whether a statement uses one of the program's own functions, or names what could end it or close its stdout."""
+    nodes = list(ast.walk(statement))
+    used = {getattr(node, name, None) for node in nodes for name in ("id", "attr")}
+    bound = {getattr(node, name, None) for node in nodes for name in ("name", "asname", "module")}
+    risky = any(MAY_BREAK_PRINTS.fullmatch(name.split(".")[0]) for name in (used | bound) if isinstance(name, str))
+    return risky or bool(used & local)
+
+
+def instrument(program: str, token: str, proposal: str | None = None) -> tuple[str, bool]:
+    """Return the instrumented program and whether the proposal was accepted.
+
+    proposal: the program with markers of PLACEHOLDER, as a language model wrote it. It counts only if it is the same
+    program and pays no more than the syntax tree's places, which serve otherwise, as they do without a proposal.
+    """
+    if proposal is not None:
+        tree, proposed = parse(program), parse(proposal)
+        places = find_markers(tree, proposed, PLACEHOLDER) if tree and proposed else None
+        if places is not None and pays_no_more(tree, places):
+            instrumented = insert_checked(program, tree, places, token)
+            if instrumented is not None:
+                return instrumented, True
     return instrument_ast(program, token), False
 
 
 def instrument_ast(program: str, token: str) -> str:
     """Insert a print after each step found in the syntax tree; return the program unchanged where that is not safe."""
+    tree = parse(program)
+    instrumented = None if tree is None else insert_checked(program, tree, find_all_places(tree), token)
+    return program if instrumented is None else instrumented
+
+
+def insert_checked(program: str, tree: ast.Module, places: list[tuple[ast.stmt, str]], token: str) -> str | None:
+    """Return the author's text with the markers at these places of its tree; None if they do not come to lie there."""
     if not token.isalnum():
         raise ValueError(f"token {token!r} must be letters and digits: use new_token()")
-    tree = parse(program)
-    if tree is None:
-        return program
-    try:
-        facts = gather_facts(tree)
-        facts.steps = steps_by_node(tree, facts)
-        places = [(place, step) for step in MILESTONES for place in find_places(tree.body, step, facts)]
-    except RecursionError:  # a legal program may nest deeper than Python code can follow
-        return program
     instrumented = insert(program, places, token)
-    return instrumented if same_program(program, instrumented, token) else program
+    after = parse(instrumented)
+    found = None if after is None else find_markers(tree, after, token)
+    return instrumented if found is not None and Counter(found) == Counter(places) else None
 
 
 def insert(program: str, places: list[tuple[ast.stmt, str]], token: str) -> str:
@@ -187,214 +201,10 @@ def insert(program: str, places: list[tuple[ast.stmt, str]], token: str) -> str:
     for statement, texts in markers.items():
         row, column, text = statement.end_lineno - 1, statement.end_col_offset, "; ".join(texts).encode()
         separator = b"; "
-        if isinstance(statement, COMPOUND):
+        if isinstance(statement, (*COMPOUND, *FUNCTIONS)):
             column = len(lines[row].rstrip(b"\r\n"))
             separator = newline + lines[statement.lineno - 1][: statement.col_offset]
         edits.append((row, column, -statement.col_offset, separator + text))
     for row, column, _, text in sorted(edits, reverse=True):  # from the end; of blocks that end together, outer first
         lines[row] = lines[row][:column] + text + lines[row][column:]
     return b"".join(lines).decode()
-
-
-# where the steps are
-
-
-@dataclass
-class Facts:
-    """What finding steps needs to know about the whole program. Variables are dotted names, such as `self.model`."""
-
-    functions: dict[str, list[ast.stmt]]  # body of each local function or method, and under its class's name __init__'s
-    calls: Counter  # how often each name is called
-    transformers: set[str]  # variables that hold a vectoriser, a scaler and the like
-    fitted: set[str]  # other variables whose .fit is called
-    models: set[str]  # variables that hold a model
-    model_classes: set[str]  # local classes that predict
-    function_steps: dict[str, set[str]] = field(default_factory=dict)
-    steps: dict[ast.AST, set[str]] = field(default_factory=dict)  # of every statement, with all that it contains
-
-
-def find_steps(program: str) -> set[str]:
-    """Return the milestones whose steps the program does anywhere but in functions that it never calls."""
-    tree = parse(program)
-    try:
-        return set() if tree is None else block_steps(tree.body, gather_facts(tree))
-    except (RecursionError, ValueError):
-        return set()
-
-
-def gather_facts(tree: ast.Module) -> Facts:
-    """Collect functions, calls and the variables that hold models or transformers."""
-    nodes = list(ast.walk(tree))
-    functions = {node.name: node.body for node in nodes if isinstance(node, FUNCTIONS) and node.name != "__init__"}
-    calls = Counter(last_name(node.func) for node in nodes if isinstance(node, ast.Call))
-    receivers, assigned, model_classes = defaultdict(set), defaultdict(set), set()  # variables by method, by maker
-    for node in nodes:
-        match node:
-            case ast.Call(ast.Attribute(value=value, attr=method)):
-                receivers[method].add(dotted(value))
-            case ast.Assign(targets=[target], value=ast.Call(func)) if dotted(target):
-                assigned[last_name(func)].add(dotted(target))
-            case ast.ClassDef(name=name, body=body):
-                methods = {method.name: method.body for method in body if isinstance(method, FUNCTIONS)}
-                functions |= {name: methods["__init__"]} if "__init__" in methods else {}
-                model_classes |= {name} if methods.keys() & {"forward", "predict", "predict_proba"} else set()
-    predicting = set().union(*(receivers[method] for method in receivers if CALLS[PREDICTION].fullmatch(method)))
-    transformers = (receivers["transform"] | receivers["fit_transform"]) - predicting
-    models = set()
-    for maker, variables in assigned.items():
-        transformers |= variables if NOT_A_MODEL.fullmatch(maker) else set()
-        models |= variables if CALLS[MODEL].fullmatch(maker) or maker in model_classes else set()
-    fitted = receivers["fit"] - transformers - {""}
-    facts = Facts(functions, calls, transformers - {""}, fitted, models, model_classes)
-    for _ in range(8):  # a function does the steps of those it calls, which call others; deeper ones are left out
-        facts.function_steps = {name: block_steps(body, facts) for name, body in functions.items()}
-    return facts
-
-
-def find_places(block: list[ast.stmt], step: str, facts: Facts) -> list[ast.stmt]:
-    """Return the statements of a block after which a step is complete: one, or one in each branch that does it."""
-    steps = [facts.steps[statement] for statement in block]
-    doing = [i for i, found in enumerate(steps) if step in found]
-    if step == FEATURES:  # before any data, an assignment such as os.environ["X"] = "1" is no feature
-        doing = [i for i in doing if i >= next((j for j, found in enumerate(steps) if DATA in found), 0)]
-    if not doing:
-        return []
-    end = next((i for i, found in enumerate(steps) if found & ENDS_AT[step]), len(block))
-    earlier = [i for i in doing if i < end]
-    chosen = earlier[-1] if earlier else doing[0]
-    statement = block[chosen]
-
-    inner = [find_places(branch, step, facts) for branch in branches(statement, step, facts)]
-    is_last = not any(found in MILESTONES[MILESTONES.index(step) + 1 :] for found in steps[chosen])
-    is_detour = is_last and len(earlier) > 1 and not all(inner)  # `if small: df = df.fillna(0)` after other features
-    places = [place for found in inner for place in found]
-    # nothing can follow `return model.fit(X, y)` but the statement that called
-    is_returned = not isinstance(statement, COMPOUND) and any(isinstance(place, ast.Return) for place in places)
-    return [statement] if not places or is_detour or is_returned else places
-
-
-def branches(statement: ast.stmt, step: str, facts: Facts) -> list[list[ast.stmt]]:
-    """Return the blocks of a statement that are worth looking into. Loops are not: a print inside would repeat."""
-    match statement:
-        case ast.If(body=body, orelse=orelse):
-            return [body, orelse]
-        case ast.Match(cases=cases):
-            return [case.body for case in cases]
-        case _ if isinstance(statement, TRIES):
-            done = statement.body + statement.orelse + statement.finalbody
-            return [done, *(handler.body for handler in statement.handlers)]
-        case _ if isinstance(statement, WITHS):  # a file opened for writing is complete when it is closed
-            opened = any(step in node_steps(node, facts) for item in statement.items for node in ast.walk(item))
-            return [] if opened else [statement.body]
-        case _ if isinstance(statement, COMPOUND):
-            return []
-    # a call of a local function that is called only here: main()
-    nodes = list(executed([statement]))
-    names = [last_name(node.func) for node in nodes if isinstance(node, ast.Call) and step in node_steps(node, facts)]
-    repeated = len(names) != 1 or facts.calls[names[0]] > 1 or any(isinstance(node, REPEATED) for node in nodes)
-    if repeated or names[0] in facts.model_classes or step not in facts.function_steps.get(names[0], ()):
-        return []
-    return [facts.functions[names[0]]]
-
-
-def block_steps(block: list[ast.stmt], facts: Facts) -> set[str]:
-    """Return the steps that running a block does."""
-    return set().union(*(node_steps(node, facts) for node in executed(block)))
-
-
-def steps_by_node(tree: ast.Module, facts: Facts) -> dict[ast.AST, set[str]]:
-    """Return block_steps of every node in one pass from the leaves up: a chain of a thousand elifs takes no square of that."""
-    steps = {}
-    for node in reversed(list(ast.walk(tree))):  # ast.walk yields parents before children
-        inside = (steps[child] for child in ast.iter_child_nodes(node))
-        steps[node] = set() if isinstance(node, FUNCTIONS) else node_steps(node, facts).union(*inside)
-    return steps
-
-
-def executed(block: list[ast.stmt]) -> Iterator[ast.AST]:
-    """Yield the nodes that run when a block runs: all but the functions defined in it."""
-    stack = list(block)
-    while stack:
-        node = stack.pop()
-        if not isinstance(node, FUNCTIONS):
-            yield node
-            stack += ast.iter_child_nodes(node)
-
-
-def node_steps(node: ast.AST, facts: Facts) -> set[str]:
-    """Return the steps that a single node does: an import, an assignment or a call."""
-    match node:
-        case ast.Import() | ast.ImportFrom():
-            return set() if getattr(node, "module", None) == "__future__" else {IMPORTS}
-        case ast.Assign() | ast.AugAssign() | ast.AnnAssign():
-            return assignment_steps(node, facts)
-        case ast.Call(func=func):
-            is_local = isinstance(func, ast.Name) and func.id in facts.functions.keys() - facts.model_classes
-            known = set() if is_local else call_steps(node, facts)
-            return known or facts.function_steps.get(last_name(func), set())
-    return set()
-
-
-def assignment_steps(node: ast.Assign | ast.AugAssign | ast.AnnAssign, facts: Facts) -> set[str]:
-    """Take `X = df[columns]`, if it does nothing else, as features, `model = Anything()` as a model if fitted."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    nodes = [part for part in ast.walk(node) if part is not node]
-    if isinstance(node.value, ast.Call) and any(dotted(target) in facts.fitted for target in targets):
-        return {MODEL}
-    if any(isinstance(part, ast.Subscript) for part in nodes) and not any(node_steps(part, facts) for part in nodes):
-        return {FEATURES}
-    return set()
-
-
-def call_steps(call: ast.Call, facts: Facts) -> set[str]:
-    """Return the steps that the name of a called function or method tells."""
-    name, receiver = last_name(call.func), getattr(call.func, "value", None)
-    if name in ("fit", "partial_fit"):
-        maker = last_name(receiver.func) if isinstance(receiver, ast.Call) else ""
-        return {FEATURES if dotted(receiver) in facts.transformers or NOT_A_MODEL.fullmatch(maker) else TRAINING}
-    if name == "open":
-        return open_steps(call)
-    steps = {step for step, pattern in CALLS.items() if pattern.fullmatch(name)}
-    if name == "train":  # lightgbm.train(parameters, data) does both; torch's model.train() is a switch
-        return {MODEL, TRAINING} if len(call.args) + len(call.keywords) > 1 else set()
-    if name in facts.model_classes:
-        steps.add(MODEL)
-    if dotted(call.func) in facts.models:  # torch: model(x)
-        steps.add(PREDICTION)
-    if SAVED in steps and not is_submission(call, name):
-        steps.discard(SAVED)
-    return steps
-
-
-def open_steps(call: ast.Call) -> set[str]:
-    """Reading a file is loading data; opening one for writing saves the submission, unless it is named otherwise."""
-    values = [*call.args[:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
-    modes = [v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)]
-    modes = [mode for mode in modes if re.fullmatch("[rwaxbt+]{1,3}", mode)]
-    if not modes or "r" in modes[-1]:
-        return {DATA}
-    return {SAVED} if is_submission(call, "open") else set()
-
-
-def is_submission(call: ast.Call, name: str) -> bool:
-    """Tell whether a writing call may write the submission: its path is not spelled out, or says so."""
-    if name in ("write", "writerow", "writerows", "write_text"):
-        return not dotted(getattr(call.func, "value", None)).startswith("sys.std")
-    path = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg in ("path_or_buf", "file"))]
-    constants = [part.value for value in path for part in ast.walk(value) if isinstance(part, ast.Constant)]
-    texts = [text for text in constants if isinstance(text, str)]
-    return bool(path) and (not texts or any("submission" in text.lower() for text in texts))
-
-
-def last_name(node: ast.expr) -> str:
-    """Return `read_csv` for `pd.read_csv`."""
-    return getattr(node, "attr", None) or getattr(node, "id", "")
-
-
-def dotted(node: ast.AST | None) -> str:
-    """Return `self.model` for the node of self.model, "" for anything but names and attributes."""
-    parts = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""

@@ -15,8 +15,9 @@ import math
 import re
 from dataclasses import dataclass, field
 
-import instrument
+from instrument import MILESTONES, reached
 from sandbox import Execution, InfraError
+from steps import PREDICTION, TRAINING, find_steps
 from tasks import GraderFault, InvalidSubmission, Task
 
 WORST_VALID = -1.0  # task.normalise never returns less
@@ -30,7 +31,7 @@ class Reward:
     total: float
     score: float | None = None  # the grader's raw score, None without a valid submission
     partial: float = 0.0  # milestone_reward * N; it enters total only when the program failed
-    milestones: tuple[str, ...] = ()  # reached, in the order of instrument.MILESTONES
+    milestones: tuple[str, ...] = ()  # reached, in the order of steps.MILESTONES
     penalties: dict[str, float] = field(default_factory=dict)  # as subtracted from total, by name
     reason: str = ""  # why the program failed or its submission is invalid; "" when valid
 
@@ -53,7 +54,7 @@ def compute_reward(
     repetition_penalty (times repetition(program)) is off: pipelines repeat themselves legitimately.
     Raises InfraError where the fault is ours, ValueError for weights by which a failed program could beat a valid one.
     """
-    best_failed = failure_reward + milestone_reward * len(instrument.MILESTONES)
+    best_failed = failure_reward + milestone_reward * len(MILESTONES)
     if not best_failed < WORST_VALID:
         raise ValueError(
             f"--failure-reward {failure_reward} with milestones of {milestone_reward} gives a failed program up to "
@@ -62,7 +63,7 @@ def compute_reward(
     if min(milestone_reward, no_model_penalty, repetition_penalty) < 0:
         raise ValueError(f"negative weight: {milestone_reward=}, {no_model_penalty=}, {repetition_penalty=}; 0 is off")
     score, reason = grade(task, execution)
-    milestones = tuple(instrument.reached(execution.stdout, token))
+    milestones = tuple(reached(execution.stdout, token))
     partial = milestone_reward * len(milestones)
     if score is None:
         return Reward(failure_reward + partial, None, partial, milestones, {}, reason)
@@ -100,7 +101,7 @@ def grade(task: Task, execution: Execution) -> tuple[float | None, str]:
 
 def trains_model(program: str) -> bool:
     """Tell, by the syntax tree, whether a program fits an estimator (no vectoriser, scaler or dummy) and predicts."""
-    return {instrument.TRAINING, instrument.PREDICTION} <= instrument.find_steps(program)
+    return {TRAINING, PREDICTION} <= find_steps(program)
 
 
 def repetition(program: str) -> float:

@@ -22,6 +22,7 @@ import torch
 import ppo
 from checkpoint import UsageError
 from instrument import MILESTONES, instrument, marker, new_token, strip_markers
+from lm_instrument import LMInstrumenter
 from model import Policy
 from prompts import Attempt, build_prompt, encode_prompt, extract_program
 from reward import Reward, compute_reward
@@ -49,6 +50,7 @@ class Episode:
     program: str | None
     execution: Execution
     reward: Reward
+    instrumented_by: str = "ast"  # ast | lm: whose milestone prints ran
 
     def record(self) -> dict:
         """Return what <run>/episodes.jsonl keeps."""
@@ -122,13 +124,15 @@ class Run:
     response: str
     program: str | None
     policy_version: int
+    proposal: str | None = None  # the language model's instrumented version, with a placeholder for the token
+    instrumented_by: str = "ast"
     future: Future | None = None
     started_at: float = 0.0  # monotonic clock
     ended_at: float = math.inf
 
     def state(self) -> dict:
         """Return what is needed to run it again after a resume."""
-        names = ("index", "kind", "prompt_ids", "response", "program", "policy_version")
+        names = ("index", "kind", "prompt_ids", "response", "program", "policy_version", "proposal")
         return {**{name: getattr(self, name) for name in names}, "generation": asdict(self.generation)}
 
     @classmethod
@@ -153,6 +157,7 @@ class Collector:
     memory_gib: float = 4.0  # named in the prompt; the sandbox enforces its own
     sample_batch: int = 64  # rows sampled together: memory and speed, never the programs
     reward_options: dict = field(default_factory=dict)
+    instrumenter: LMInstrumenter | None = None  # without one the syntax tree instruments
 
     def __post_init__(self):
         for task in self.tasks:
@@ -167,15 +172,20 @@ class Collector:
         return self.finish(runs)
 
     def sample(self, policy: Policy, indices: Iterable[int], policy_version: int) -> list[Run]:
-        """Write prompts and sample their responses."""
+        """Write prompts, sample their responses, and let the language model, if one instruments, propose where to print."""
         indices = list(indices)
         prompts = [self._prompt(policy.tokenizer, index) for index in indices]
         responses = self._generate(policy, [ids for _, ids in prompts], indices)
         texts = [policy.tokenizer.decode(_without_stop(r), skip_special_tokens=True) for r in responses]
-        return [
+        runs = [
             Run(index, kind, prompt_ids, generation, text, extract_program(text), policy_version)
             for index, (kind, prompt_ids), generation, text in zip(indices, prompts, responses, texts, strict=True)
         ]
+        if self.instrumenter is not None:
+            written = [run for run in runs if run.program is not None]
+            for run, proposal in zip(written, self.instrumenter.propose([run.program for run in written]), strict=True):
+                run.proposal = proposal
+        return runs
 
     def start(self, run: Run) -> None:
         """Instrument the program and queue it in the sandbox; a response without a program has ended at once."""
@@ -184,7 +194,8 @@ class Collector:
             run.future, run.ended_at = Future(), run.started_at
             run.future.set_result(NO_PROGRAM)
             return
-        instrumented, _ = instrument(run.program, self._token(run.index))
+        instrumented, accepted = instrument(run.program, self._token(run.index), run.proposal)
+        run.instrumented_by = "lm" if accepted else "ast"
         task, seed = self.task_of(run.index), self.sample_seed(run.index)
         run.future = self.sandbox.submit(instrumented, task.public_dir, time_limit_s=task.time_limit_s, seed=seed)
         run.future.add_done_callback(lambda _: setattr(run, "ended_at", time.monotonic()))
@@ -213,6 +224,7 @@ class Collector:
                     program=run.program,
                     execution=as_logged(execution, token),
                     reward=reward,
+                    instrumented_by=run.instrumented_by,
                 )
             )
         return episodes

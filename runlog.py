@@ -34,6 +34,7 @@ def episode_metrics(episodes: list[Episode], tasks: Sequence[Task], batch_size: 
         "rollout/staleness_max": float(max(policy_version - e.policy_version for e in episodes)),
         "rollout/distinct_frac": len({e.program for e in episodes}) / n,
         "rollout/response_tok": float(np.mean([len(e.response_ids) for e in episodes])),
+        "instrument/lm_accepted_frac": sum(e.instrumented_by == "lm" for e in episodes) / n,
         "milestone/mean": float(np.mean([len(e.reward.milestones) for e in episodes])),
         "duration/mean_s": float(durations.mean()),
         "duration/median_s": float(np.median(durations)),

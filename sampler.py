@@ -21,7 +21,7 @@ class Generation:
     """One sampled response."""
 
     ids: list[int]
-    logprobs: list[float]  # of each sampled token, at the sampling temperature
+    logprobs: list[float]  # of each sampled token, at the sampling temperature (1 if greedy)
     finish_reason: str  # "stop": the policy sampled a stop token (kept, and trained on); "length": cut at the limit
 
 
@@ -34,8 +34,9 @@ def generate(
 
     Every distinct prompt is read once and its keys and values are copied to its samples. Token t of a sample is the inverse
     of the cumulative distribution at the t-th uniform number of its seed: other rows of the batch cannot matter. At most
-    `slots` samples are in the batch; one that ends gives its slot to the next. top_p < 1 samples from the most likely tokens
-    that together have that probability (1904.09751); the log-probabilities are of the whole distribution all the same.
+    `slots` samples are in the batch; one that ends gives its slot to the next. temperature 0 is greedy: the likeliest token,
+    whatever the seed. top_p < 1 samples from the most likely tokens that together have that probability (1904.09751); the
+    log-probabilities are of the whole distribution all the same.
     look_every: steps between looks at which samples have ended; each look waits for the GPU.
     """
     device, n_samples = policy.device, len(prompt_of)
@@ -65,8 +66,9 @@ def generate(
         start(row, next(waiting))
     step = 0
     while n:
-        log_p = torch.log_softmax(logits[:n].float() / temperature, dim=-1)  # (n, V)
-        token = _inverse_cdf(log_p, uniforms[sample[:n], count[:n]], top_p)  # (n,)
+        log_p = torch.log_softmax(logits[:n].float() / (temperature or 1.0), dim=-1)  # (n, V)
+        u = uniforms[sample[:n], count[:n]]  # (n,)
+        token = _inverse_cdf(log_p, u, top_p) if temperature else log_p.argmax(-1)  # (n,)
         tokens[sample[:n], count[:n]] = token
         logprobs[sample[:n], count[:n]] = log_p.gather(-1, token[:, None]).squeeze(-1)
         count[:n] += 1

@@ -29,6 +29,7 @@ import ppo
 from checkpoint import UsageError
 from config import Config, parse_args, run_main
 from duration import describe_mismatch
+from lm_instrument import LMInstrumenter
 from model import Policy, cache_dir, context_tok, load_policy, model_kind
 from prompts import build_prompt, encode_prompt
 from ranks import all_max, cores_per_rank, device, finish_processes, gather, init_processes, launch, rank_and_world
@@ -145,8 +146,10 @@ def build_sandbox(config: Config) -> Sandbox:
     return sandbox
 
 
-def build_collector(config: Config, tasks: list[Task], sandbox: Sandbox, secret: bytes) -> Collector:
-    """The one protocol of training and evaluation: prompts, limits and rewards."""
+def build_collector(
+    config: Config, tasks: list[Task], sandbox: Sandbox, secret: bytes, reference: Policy | None
+) -> Collector:
+    """The one protocol of training and evaluation: prompts, limits, rewards; with --instrumenter lm, the reference."""
     pools = {task.name: ImprovementPool() for task in tasks}
     names = ("failure_reward", "milestone_reward", "no_model_penalty", "repetition_penalty")
     rewards = {name: getattr(config, name) for name in names}
@@ -155,6 +158,7 @@ def build_collector(config: Config, tasks: list[Task], sandbox: Sandbox, secret:
         max_prompt_tok=config.max_prompt_tok, max_new_tok=config.max_new_tok, brief=model_kind(config.model) != "other",
         improve_frac=config.improve_frac, memory_gib=config.memory_gib, sample_batch=config.sample_batch,
         reward_options=rewards,
+        instrumenter=LMInstrumenter(reference, slots=config.sample_batch) if config.instrumenter == "lm" else None,
     )  # fmt: skip
 
 
@@ -206,7 +210,7 @@ def train(
     interrupted, stopping = _stop_after_this_step(), False
     while state.step < config.steps and not stopping:
         started = time.monotonic()
-        with gathered(policy):
+        with gathered(policy, *([reference] if collector.instrumenter else [])):
             batch = stream.next_batch(policy, state.step)
         all_episodes = sorted(gather(batch.episodes), key=lambda e: e.index)
         if not all_episodes:
@@ -324,7 +328,7 @@ def main(argv: list[str]) -> int:
 
     # the loop
     with build_sandbox(config) as sandbox:
-        collector = build_collector(config, tasks, sandbox, checkpoint.load_secret(run_dir))
+        collector = build_collector(config, tasks, sandbox, checkpoint.load_secret(run_dir), reference)
         collector = dataclasses.replace(collector, pools=pools)
         finished = train(config, run_dir, policy, reference, optimizer, state, collector)
     finish_processes()

@@ -139,6 +139,15 @@ def test_top_p_keeps_the_likeliest_tokens(policy):
     assert first[nucleus[0]] == pytest.approx(math.log(p[0]), abs=1e-5)  # of the whole distribution
 
 
+def test_greedy_takes_the_likeliest_token_whatever_the_seed(policy):
+    made = sample(policy, [0, 1, 2], [3, 4, 5], temperature=0)
+    for prompt, g in zip(PROMPTS, made, strict=True):
+        with torch.no_grad():
+            logits, _ = policy(torch.tensor([prompt + g.ids]))
+        assert logits[0, len(prompt) - 1 : -1].argmax(-1).tolist() == g.ids
+    assert [g.ids for g in made] == [g.ids for g in sample(policy, [0, 1, 2], [0, 0, 0], temperature=0, slots=1)]
+
+
 def make_stops_likely(policy):
     with torch.no_grad():
         policy.lm.get_input_embeddings().weight[policy.tokenizer.eos_token_id] *= 3  # tied
