@@ -239,7 +239,7 @@ def test_bad_ranks_are_refused_and_the_default_learning_rate_is_higher(tmp_path)
     for rank in ("-1", "two"):
         with pytest.raises(UsageError, match=f"--lora-rank.*{rank}"):
             train.main(["--lora-rank", rank, "--run-dir", str(tmp_path / "run")])
-    with pytest.raises(UsageError, match="--instrumenter lm.*--lora-rank"):
+    with pytest.raises(UsageError, match=r"--instrumenter lm.*--lora-rank"):
         parse_args(["--model", "some/model", "--lora-rank", "8", "--instrumenter", "lm"])
     rates = [parse_args(["--model", "some/model", *args])[0].learning_rate for args in
              ([], ["--lora-rank", "8"], ["--lora-rank", "8", "--learning-rate", "3e-5"])]  # fmt: skip
