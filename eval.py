@@ -211,9 +211,9 @@ def evaluate_zero_shot(name: str, model: str | None, data_dir: str | None, sampl
         config = resolve(Config(task=name, model=model, data_dir=data_dir, run_dir=folder, improve_frac=0.0))
         set_threads(config)
         tasks = load_run_tasks(config, Path(folder), "reward")
-        policy = load_start(config, tasks).requires_grad_(False)
+        policy = load_start(config, tasks)
         with build_sandbox(config) as sandbox:
-            collector = build_collector(config, tasks, sandbox, load_secret(Path(folder)), policy)
+            collector = build_collector(config, tasks, sandbox, load_secret(Path(folder)))
             for task in tasks:
                 result, _ = evaluate_policy(policy, replace(collector, tasks=[task]), None, samples)
                 valid = round(result["val"]["valid_frac"] * result["n"])

@@ -147,7 +147,7 @@ def build_sandbox(config: Config) -> Sandbox:
 
 
 def build_collector(
-    config: Config, tasks: list[Task], sandbox: Sandbox, secret: bytes, reference: Policy | None
+    config: Config, tasks: list[Task], sandbox: Sandbox, secret: bytes, reference: Policy | None = None
 ) -> Collector:
     """The one protocol of training and evaluation: prompts, limits, rewards; with --instrumenter lm, the reference."""
     pools = {task.name: ImprovementPool() for task in tasks}
