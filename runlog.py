@@ -1,6 +1,7 @@
-"""What a run writes down: one console line a step, metrics.jsonl, episodes.jsonl, and TensorBoard as a view of them."""
+"""What a run writes down: a console line a step, metrics.jsonl, episodes.jsonl, TensorBoard's view of them, a model card."""
 
 import json
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
-from checkpoint import drop_lines_from
+from checkpoint import drop_lines_from, write_atomically
+from config import Config
 from instrument import MILESTONES
 from rollout import Episode
 from tasks import Task
@@ -98,3 +100,52 @@ class RunLog:
 
 def _indented(text: str) -> str:
     return "\n".join("    " + line for line in text.splitlines())  # a code block in TensorBoard's Markdown
+
+
+# ----------------------------------------------------------------------------------------------------------- model card
+
+CARD = """\
+---
+library_name: transformers
+tags: [reinforcement-learning, machine-learning-engineering, nanomle]
+---
+# {name}
+
+{model} after {steps} PPO steps of {batch_size} programs on {tasks}:
+it reads a task and writes a Python program that trains a model and writes `submission.csv`. Made by nanoMLE, commit {commit}:
+
+    {command}
+
+| last step | |
+|---|---|
+{metrics}
+
+The metrics are of programs sampled at temperature {temperature} and scored on the reward split; `eval.py` reports on the test
+split.
+`AutoModelForCausalLM.from_pretrained` loads this folder; `value_head.safetensors` and `trainer.pt` are for nanoMLE only.
+
+Limits: it knows the prompts of `prompts.py` and no others. What it writes is as untrusted as any generated program: run it in
+a sandbox. A micro twin is a synthetic stand-in for a competition; scores on it say nothing about the real one.
+"""
+
+
+def write_model_card(directory: Path, run_dir: Path, config: Config, tasks: Sequence[Task], command: str) -> None:
+    """Write README.md beside the final checkpoint: base model, data, command, commit, metrics of the last step, limits."""
+    last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    names = [name for name in sorted(last) if name.startswith(("reward/", "rollout/", "task/", "policy/kl"))]
+    rows = [f"| `{name}` | {last[name]:.4g} |" for name in names]
+    card = CARD.format(
+        name=run_dir.name, model=config.model, steps=config.steps, batch_size=config.batch_size, command=command,
+        tasks=", ".join(f"{task.name} ({task.data} data)" for task in tasks), metrics="\n".join(rows), commit=_commit(),
+        temperature=config.temperature,
+    )  # fmt: skip
+    write_atomically(directory / "README.md", card)
+
+
+def _commit() -> str:
+    """Return the commit of this code, with a mark if files were changed since; unknown where there is no git."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads tha
 
 import dataclasses
 import json
+import shlex
 import signal
 import sys
 import tempfile
@@ -34,7 +35,7 @@ from model import Policy, cache_dir, context_tok, load_policy, model_kind
 from prompts import build_prompt, encode_prompt
 from ranks import all_max, cores_per_rank, device, finish_processes, gather, init_processes, launch, rank_and_world
 from rollout import Collector, ImprovementPool, to_experience
-from runlog import RunLog, episode_metrics
+from runlog import RunLog, episode_metrics, write_model_card
 from sandbox import InfraError, Sandbox, describe_status, usable_cores
 from shard import gathered, load_optimizer_state, shard, whole_optimizer_state, whole_weights
 from stream import Stream
@@ -333,6 +334,8 @@ def main(argv: list[str]) -> int:
         finished = train(config, run_dir, policy, reference, optimizer, state, collector)
     finish_processes()
     if rank == 0 and finished:
+        command = shlex.join([Path(sys.argv[0]).name, *argv])
+        write_model_card(checkpoint.latest_checkpoint(run_dir), run_dir, config, tasks, command)
         print(f"done: {run_dir}; next: {os.path.relpath(sys.executable)} eval.py {run_dir}")
     elif rank == 0:
         print(f"train.py: stopped at step {state.step}; go on with: python train.py --resume {run_dir}", file=sys.stderr)

@@ -138,6 +138,13 @@ def test_a_run_leaves_what_the_readme_says(straight_run):
     assert json.loads((straight_run / "config.json").read_text())["task"] == "random-pizza"
 
 
+def test_the_final_checkpoint_has_a_model_card(straight_run):
+    card = (straight_run / "step_4" / "README.md").read_text()
+    assert "tiny after 4 PPO steps of 8 programs on random-pizza (twin data)" in card
+    assert f"--run-dir {straight_run}" in card and "| `rollout/valid_frac` |" in card and "{" not in card
+    assert not (straight_run / "step_3" / "README.md").exists()
+
+
 def test_the_run_has_learnt_from_rewards_that_differ(straight_run):
     rewards = {round(e["reward"]["total"], 3) for e in records(straight_run, "episodes.jsonl")}
     assert len(rewards) > 2
