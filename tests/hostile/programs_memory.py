@@ -154,7 +154,7 @@ OUTPUT = [
     """, ("ok", "output_limit"), time_limit_s=20.0),
     output("binary on both pipes", """
         import os
-        for fd in (1, 2): os.write(fd, bytes(range(256)) * 100 + b'\\xff\\xfe\\x00\\ud800\\x1b[2J\\x1b]0;title\\x07')
+        for fd in (1, 2): os.write(fd, bytes(range(256)) * 100 + b'\\xff\\xfe\\x00\\\\ud800\\x1b[2J\\x1b]0;title\\x07')
         print('end')
     """, says="end"),
     output("half a character at the end", "import os; os.write(1, b'end\\xe2\\x82')", says="end"),
