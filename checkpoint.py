@@ -73,7 +73,7 @@ def load_checkpoint_policy(directory: Path, device: str, base: Path | None = Non
             load_adapter(policy.lm, directory / ADAPTER_DIR)
             load_value_head(policy, directory)
         return policy.to(device)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
         reason = str(error).split("\n")[0][:160]
         raise UsageError(f"checkpoint {directory} is broken: its policy cannot be loaded ({reason})") from error
 

@@ -21,6 +21,7 @@ from duration import COLLECT_MODES, MODES
 from model import model_kind
 from ranks import launch, restart_count
 from sandbox import CLOCKS, InfraError
+from smollm2 import find_smollm2
 from tasks import expand_names
 
 
@@ -198,7 +199,14 @@ def resolve(config: Config) -> Config:
             raise UsageError(f"{flag(name)} is empty: an unset variable?")
     if config.data_dir:
         config = dataclasses.replace(config, data_dir=str(Path(config.data_dir).absolute()))
+    if not config.run_dir.isprintable():
+        raise UsageError(f"--run-dir {config.run_dir!r}: a name of printable characters is needed")
     config = dataclasses.replace(config, task=_with_absolute_files(config.task))
+    try:
+        if config.model == "smollm2":
+            find_smollm2()
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     try:
         names = expand_names(config.task)
     except ValueError as error:
@@ -224,7 +232,7 @@ def resolve(config: Config) -> Config:
                          "leave out one of them")  # fmt: skip
     parts = world * config.minibatches
     if config.batch_size % parts:
-        raise UsageError(f"--batch-size {config.batch_size} must divide by world size x --minibatches = {parts}; "
+        raise UsageError(f"--batch-size {config.batch_size} must be a multiple of world size x --minibatches = {parts}; "
                          f"take {parts * max(1, config.batch_size // parts)}")  # fmt: skip
     return config
 

@@ -67,6 +67,7 @@ class ModelDecoder:
 
     def __init__(self, policy: Policy):
         self.policy = policy
+        self.last_position = getattr(policy.lm.config, "max_position_embeddings", 1 << 30) - 1
 
     def step(self, tokens: Tensor, slots: Slots) -> Tensor:
         """Append one token per row, (n,), to the first n rows; return the logits of the next, (n, V)."""
@@ -74,8 +75,9 @@ class ModelDecoder:
         slots.open_place(n)
         cache = DynamicCache(config=self.policy.lm.config)
         cache.layers = [_SlotLayer(slots, layer) for layer in range(len(slots.kv))]
-        mask = slots.mask[:n, None, None, : slots.places_in_use] == 0  # (n, 1, 1, places in use)
-        positions = slots.lengths[:n, None].clone()  # (n, 1)
+        mask = slots.mask[:n, None, None, : slots.places_in_use]  # (n, 1, 1, places in use), added: eager attention adds it too
+        # a sample that has ended may go on beyond the last position that the model knows; what it writes is not used
+        positions = slots.lengths[:n, None].clamp(max=self.last_position)  # (n, 1)
         logits, _ = self.policy(tokens[:, None], cache=cache, attention_mask=mask, position_ids=positions, use_cache=True)
         slots.lengths[:n] += 1
         return logits[:, -1]

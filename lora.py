@@ -22,7 +22,8 @@ ALPHA = 32
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
 NOT_PLAIN = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "bias", "lora_bias",
-             "fan_in_fan_out", "layer_replication", "trainable_token_indices")  # of PEFT's configuration  # fmt: skip
+             "fan_in_fan_out", "layer_replication", "trainable_token_indices", "target_parameters",
+             "alora_invocation_tokens", "use_qalora")  # of PEFT's configuration  # fmt: skip
 
 
 class LoRALinear(nn.Module):
@@ -152,6 +153,8 @@ def load_adapter(lm: nn.Module, directory: Path) -> None:
     used = [name for name in NOT_PLAIN if config.get(name) not in (None, False, "none", {}, [])]
     if config.get("peft_type") != "LORA" or used:
         raise ValueError(f"{directory}: {used[0] if used else config.get('peft_type')} is not supported, only plain LoRA is")
+    if config.get("init_lora_weights") not in (None, True, False, "gaussian"):  # others change the base at loading
+        raise ValueError(f"{directory}: init_lora_weights {config['init_lora_weights']!r} is not supported")
     adapted = {key.removeprefix(PEFT_PREFIX).rpartition(".lora_")[0] for key in weights}
     if unknown := adapted - set(projections(lm)):
         raise ValueError(f"{directory}: {min(unknown)} is not a linear layer inside a decoder layer of the model")
@@ -167,7 +170,7 @@ def base_of(name_or_dir: str) -> str:
     """Return the model that an adapter in PEFT's files was made for; any other name or directory as it is."""
     try:
         return json.loads((Path(name_or_dir) / CONFIG_FILE).read_text())["base_model_name_or_path"] or name_or_dir
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return name_or_dir
 
 

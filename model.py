@@ -124,16 +124,20 @@ def load_policy(name_or_dir: str, device: str = "cpu") -> Policy:
     try:
         base = lora.base_of(name_or_dir)
         tokenizer = load_tokenizer(base)
-        lm = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        lm, info = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, output_loading_info=True)
+        if info["missing_keys"]:
+            raise ValueError(f"weights are missing, such as {min(info['missing_keys'])}")
+        if len(tokenizer) > lm.get_input_embeddings().num_embeddings:
+            raise ValueError(f"its tokenizer has {len(tokenizer)} tokens, its weights have fewer")
         if base != name_or_dir:
             lora.load_adapter(lm, Path(name_or_dir))
             lora.merge(lm)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise not_a_model(name_or_dir, error) from error
-    policy = Policy(lm, tokenizer)
+        policy = Policy(lm, tokenizer)
+        if (Path(name_or_dir) / VALUE_HEAD_FILE).exists():
+            load_value_head(policy, Path(name_or_dir))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        raise not_a_model(name_or_dir, error) from error  # files of any content: each of these has been met
     check_forward(policy, name_or_dir)
-    if (Path(name_or_dir) / VALUE_HEAD_FILE).exists():
-        load_value_head(policy, Path(name_or_dir))
     return policy.to(device)
 
 

@@ -131,7 +131,8 @@ a sandbox. A micro twin is a synthetic stand-in for a competition; scores on it 
 
 def write_model_card(directory: Path, run_dir: Path, config: Config, tasks: Sequence[Task], command: str) -> None:
     """Write README.md beside the final checkpoint: base model, data, command, commit, metrics of the last step, limits."""
-    last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1]) if lines else {}
     names = [name for name in sorted(last) if name.startswith(("reward/", "rollout/", "task/", "policy/kl"))]
     rows = [f"| `{name}` | {last[name]:.4g} |" for name in names]
     card = CARD.format(

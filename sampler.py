@@ -37,8 +37,15 @@ def generate(
     `slots` samples are in the batch; one that ends gives its slot to the next. temperature 0 is greedy: the likeliest token,
     whatever the seed. top_p < 1 samples from the most likely tokens that together have that probability (1904.09751); the
     log-probabilities are of the whole distribution all the same.
-    look_every: steps between looks at which samples have ended; each look waits for the GPU.
+    look_every: steps between looks at which samples have ended; each look waits for the GPU. Raises ValueError for numbers
+    that cannot be meant, FloatingPointError where the policy's logits are not finite.
     """
+    if not (temperature == 0 or temperature >= 1e-9) or not top_p > 0 or min(max_new_tok, slots) < 1:
+        raise ValueError(f"cannot sample with {temperature=}, {top_p=}, {max_new_tok=}, {slots=}")
+    if not all(prompts):
+        raise ValueError("a prompt has no token: nothing would predict the first of the response")
+    if not prompt_of:
+        return []
     device, n_samples = policy.device, len(prompt_of)
     look_every = look_every or (1 if device.type == "cpu" else 16)
     steps = max_new_tok + look_every  # until the next look a sample that has ended goes on, unused
@@ -88,11 +95,35 @@ def generate(
                 for x in (logits, sample, count):
                     x[row] = x[n]
         cache.trim(n)
+    if logprobs.isnan().any():
+        raise FloatingPointError("the policy's logits are not finite: lower the learning rate, or look at its weights")
     tokens, logprobs, lengths, stopped = (x.tolist() for x in (tokens, logprobs, lengths, stopped))
     return [
         Generation(ids[:end], lp[:end], "stop" if stop else "length")
         for ids, lp, end, stop in zip(tokens, logprobs, lengths, stopped, strict=True)
     ]
+
+
+@torch.no_grad()
+def check_sampler(policy: Policy, longest_tok: int) -> None:
+    """Raise ValueError for a model that would not be sampled from as it is trained: some attention and cache kinds.
+
+    longest_tok: tokens of the longest prompt and response together.
+    """
+    windows = [layer.sliding_window for layer in DynamicCache(config=policy.lm.config).layers if layer.is_sliding]
+    if windows and min(windows) < longest_tok:
+        raise ValueError(f"its layers attend to {min(windows)} tokens at most, and {longest_tok} are needed: not supported")
+    prompts, new_tok = [[i % policy.lm.config.vocab_size for i in range(5, 17)], [1 % policy.lm.config.vocab_size]], 4
+    try:
+        made = generate(policy, prompts, [0, 1], [0, 1], max_new_tok=new_tok, temperature=1.0)
+    except (ValueError, AttributeError, RuntimeError, TypeError) as error:
+        raise ValueError(f"its cache is of a kind that cannot be sampled from ({' '.join(str(error).split())[:80]})") from error
+    for prompt, generation in zip(prompts, made, strict=True):
+        tokens = torch.tensor([prompt + generation.ids], device=policy.device)
+        log_p = policy(tokens)[0][0, len(prompt) - 1 : -1].float().log_softmax(-1)  # (N, V)
+        exact = log_p.gather(-1, tokens[0, len(prompt) :, None]).squeeze(-1)
+        if not torch.allclose(exact.cpu(), torch.tensor(generation.logprobs), atol=1e-3):
+            raise ValueError("its log-probabilities when sampled differ from those of a plain forward: not supported")
 
 
 def _inverse_cdf(log_p: Tensor, u: Tensor, top_p: float = 1.0) -> Tensor:

@@ -36,6 +36,7 @@ from prompts import build_prompt, encode_prompt
 from ranks import all_max, cores_per_rank, device, finish_processes, gather, init_processes, launch, rank_and_world
 from rollout import Collector, ImprovementPool, to_experience
 from runlog import RunLog, episode_metrics, write_model_card
+from sampler import check_sampler
 from sandbox import InfraError, Sandbox, describe_status, usable_cores
 from shard import gathered, load_optimizer_state, shard, whole_optimizer_state, whole_weights
 from stream import Stream
@@ -89,6 +90,10 @@ def load_start(config: Config, tasks: list[Task]) -> Policy:
             policy = load_warm_policy(tasks, settings).to(device())
         else:
             policy = load_policy(config.model, device())
+            try:
+                check_sampler(policy, config.max_prompt_tok + config.max_new_tok)
+            except ValueError as error:
+                raise UsageError(f"--model {config.model}: {error}") from error
         if config.lora_rank:
             lora.add_adapter(policy.lm, config.lora_rank, config.seed)
     except ValueError as error:
@@ -154,9 +159,11 @@ def build_collector(
     pools = {task.name: ImprovementPool() for task in tasks}
     names = ("failure_reward", "milestone_reward", "no_model_penalty", "repetition_penalty")
     rewards = {name: getattr(config, name) for name in names}
+    start = Path(config.run_dir) / "step_0"  # a run keeps it; the model that it was made from may be gone
+    kind = model_kind(str(start) if start.exists() else config.model)
     return Collector(
         tasks, sandbox, seed=config.seed, secret=secret, pools=pools, temperature=config.temperature,
-        max_prompt_tok=config.max_prompt_tok, max_new_tok=config.max_new_tok, brief=model_kind(config.model) != "other",
+        max_prompt_tok=config.max_prompt_tok, max_new_tok=config.max_new_tok, brief=kind != "other",
         improve_frac=config.improve_frac, memory_gib=config.memory_gib, sample_batch=config.sample_batch,
         reward_options=rewards,
         instrumenter=LMInstrumenter(reference, slots=config.sample_batch) if config.instrumenter == "lm" else None,
@@ -287,6 +294,13 @@ def print_plan(config: Config, tasks: list[Task]) -> None:
     print(f"\n{json.dumps(dataclasses.asdict(config), indent=2)}")
 
 
+def print_warnings(config: Config) -> None:
+    if config.reward_split == "test":
+        print("warning: --reward-split test trains on the labels that eval.py reports on, as the article does", file=sys.stderr)
+    if mismatch := describe_mismatch(config.collect, config.duration_weight):
+        print(f"warning: --collect {config.collect} --duration-weight {config.duration_weight}: {mismatch}", file=sys.stderr)
+
+
 def rss_mib() -> float:
     """Return the resident memory of this process, MiB; NaN where there is no /proc."""
     status = Path("/proc/self/statm")
@@ -299,6 +313,7 @@ def main(argv: list[str]) -> int:
     if dry_run:
         with tempfile.TemporaryDirectory() as folder:
             print_plan(config, load_run_tasks(config, Path(folder), "reward"))
+            print_warnings(config)
         return 0
 
     # set-up
@@ -322,10 +337,8 @@ def main(argv: list[str]) -> int:
     optimizer = build_optimizer(config, policy)
     state.load(checkpoint.load_trainer_state(newest), policy, optimizer)
 
-    if config.reward_split == "test" and rank == 0:
-        print("warning: --reward-split test trains on the labels that eval.py reports on, as the article does", file=sys.stderr)
-    if rank == 0 and (mismatch := describe_mismatch(config.collect, config.duration_weight)):
-        print(f"warning: --collect {config.collect} --duration-weight {config.duration_weight}: {mismatch}", file=sys.stderr)
+    if rank == 0:
+        print_warnings(config)
 
     # the loop
     with build_sandbox(config) as sandbox:

@@ -81,6 +81,8 @@ def expand_names(names: str) -> list[str]:
     Raises ValueError for an unknown one, and for two of one NAME, or of one file name: they would share folders and metrics.
     """
     given = [task.NAME for task in TASKS if task.ID] if names == "all" else names.split(",")
+    if "all" in given:
+        raise ValueError(f"{names!r}: 'all' is the twelve and stands alone")
     expanded = [name if name.endswith(".py") else find_task(name).NAME for name in given]
     for called in ([Path(name).stem for name in expanded], [find_task(name).NAME for name in expanded]):
         if twice := [name for name in called if called.count(name) > 1]:

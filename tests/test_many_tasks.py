@@ -23,8 +23,8 @@ SMALL = ["--demonstrations", "60", "--batch-size", "8", "--minibatches", "2", "-
 def test_names_expand():
     assert len(expand_names("all")) == 12 and "hello-world" not in expand_names("all")
     assert expand_names("random-acts-of-pizza,insults") == ["random-pizza", "insults"]
-    with pytest.raises(ValueError, match="insults"):
-        expand_names("all,insultss")
+    with pytest.raises(ValueError, match="stands alone"):
+        expand_names("all,insults")
 
 
 def test_many_tasks_have_more_demonstrations():
@@ -77,3 +77,12 @@ def test_zero_shot_says_whether_a_task_can_be_trained_on(tmp_path, monkeypatch, 
     monkeypatch.setattr(eval, "load_start", lambda config, tasks: load_start(replace(config, demonstrations=30), tasks))
     assert eval.main(["--zero-shot", "hello-world", "--samples", "2"]) == 0
     assert "hello-world: 0 of 2 valid" in capsys.readouterr().out
+
+
+def test_a_run_keeps_its_kind_of_prompts_when_the_model_that_it_was_made_from_is_gone(policy, tmp_path):
+    task = load_task("hello-world", tmp_path / "task", "reward")
+    config = Config(task="hello-world", model=str(tmp_path / "gone"), run_dir=str(tmp_path / "run"), sample_batch=1)
+    for kind in ("tiny", "other"):
+        policy.lm.config.nanomle_kind = kind
+        save_policy(policy, tmp_path / "run" / "step_0")
+        assert train.build_collector(config, [task], FakeSandbox(), b"s").brief == (kind == "tiny")

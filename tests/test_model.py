@@ -1,15 +1,16 @@
 """model.py: one forward for both heads, a frozen copy, save and load."""
 
+import copy
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from checkpoint import UsageError
 from config import Config, resolve
 from model import build_tiny, frozen_copy, load_policy, model_kind, save_policy
 from smollm2 import clean_llama, find_smollm2
-from tasks import load_task
-from train import load_start
 
 
 def test_a_new_value_head_predicts_zero_and_passes_no_gradient_to_the_backbone(tokenizer):
@@ -118,4 +119,23 @@ def test_smollm2_is_asked_for_before_it_is_there(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="make smollm2"):
         find_smollm2()
     with pytest.raises(UsageError, match="make smollm2"):
-        load_start(resolve(Config(task="hello-world", model="smollm2")), [load_task("hello-world", tmp_path / "t", "reward")])
+        resolve(Config(task="hello-world", model="smollm2"))
+
+
+def test_a_directory_that_lacks_weights_or_has_another_tokenizer_is_refused(policy, tmp_path):
+    """transformers would draw the missing ones at random and go on."""
+    save_policy(policy, tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({k: x for k, x in weights.items() if ".layers.1." not in k}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="weights are missing"):
+        load_policy(str(tmp_path))
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "value_head.safetensors").write_bytes(b"cut")
+    with pytest.raises(ValueError, match="no causal language model could be loaded"):
+        load_policy(str(tmp_path))
+    (tmp_path / "value_head.safetensors").unlink()
+    larger = copy.deepcopy(policy.tokenizer)  # the tests share it
+    larger.add_tokens([f"<{i}>" for i in range(10)])
+    larger.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="tokenizer has"):
+        load_policy(str(tmp_path))

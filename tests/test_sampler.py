@@ -5,10 +5,14 @@ import math
 import pytest
 import torch
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -19,7 +23,7 @@ import decoder
 import ppo
 from decoder import Decoder, ModelDecoder, Slots
 from model import Policy
-from sampler import generate
+from sampler import check_sampler, generate
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [40, 41, 42]]
 SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -34,6 +38,9 @@ KINDS = {
     "qwen3": lambda v: Qwen3ForCausalLM(Qwen3Config(vocab_size=v, head_dim=16, **SHAPE)),
     "gpt2": lambda v: GPT2LMHeadModel(GPT2Config(vocab_size=v, n_embd=32, n_layer=2, n_head=2, initializer_range=0.2,
                                                  bos_token_id=None, eos_token_id=None)),
+    "gpt2, eager attention": lambda v: GPT2LMHeadModel(GPT2Config(
+        vocab_size=v, n_embd=32, n_layer=2, n_head=2, initializer_range=0.2, bos_token_id=None, eos_token_id=None,
+        attn_implementation="eager")),
 }  # fmt: skip
 
 
@@ -56,7 +63,8 @@ def sample(policy, prompt_of, seeds, prompts=PROMPTS, **options):
 def test_logprobs_equal_those_of_a_plain_forward(kind, tokenizer):
     """Ragged prompts, more samples than slots: rows start and end at different times, at different places of the cache."""
     policy = build(kind, tokenizer)
-    assert Decoder.understands(policy) == (kind != "gpt2")
+    assert Decoder.understands(policy) == ("gpt2" not in kind)
+    check_sampler(policy, 50)
     rows = [0, 1, 2, 0, 1, 2, 1]
     for prompt, made in zip(rows, sample(policy, rows, list(range(7)), slots=3), strict=True):
         tokens = torch.tensor([PROMPTS[prompt] + made.ids])
@@ -176,3 +184,36 @@ def test_a_row_moves_with_all_that_it_holds():
     slots.trim(1)
     keys, values = slots.kv[0][:1, :, : slots.places_in_use].chunk(2, 1)
     assert keys.unique().tolist() == [1] and values.unique().tolist() == [2]
+
+
+def test_models_that_would_be_sampled_wrongly_are_refused(tokenizer):
+    shape = {"vocab_size": len(tokenizer), **SHAPE}
+    sliding = Policy(MistralForCausalLM(MistralConfig(sliding_window=8, **shape)), tokenizer)
+    with pytest.raises(ValueError, match="8 tokens at most"):
+        check_sampler(sliding, 50)
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=len(tokenizer), hidden_size=32, n_layer=1, n_head=2))
+    with pytest.raises(ValueError, match="cannot be sampled from"):
+        check_sampler(Policy(bloom, tokenizer), 50)
+
+
+def test_a_sample_that_has_ended_may_pass_the_last_position(tokenizer):
+    """Between two looks, where positions are learnt: their table ends there."""
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=16, bos_token_id=None)
+    policy = Policy(GPT2LMHeadModel(config), tokenizer)
+    assert len(sample(policy, [0], [1], [[5] * 8], max_new_tok=8, look_every=16)[0].ids) <= 8
+
+
+def test_numbers_that_cannot_be_meant_are_refused(policy):
+    for options in ({"temperature": -1}, {"temperature": math.nan}, {"top_p": 0}, {"slots": 0}, {"max_new_tok": 0}):
+        with pytest.raises(ValueError, match="cannot sample with"):
+            sample(policy, [0], [1], **options)
+
+
+def test_nothing_to_sample_an_empty_prompt_and_logits_that_are_no_numbers(policy):
+    assert sample(policy, [], []) == []
+    with pytest.raises(ValueError, match="no token"):
+        sample(policy, [0, 1], [0, 1], [[5], []])
+    with torch.no_grad():
+        policy.lm.get_input_embeddings().weight[7] = math.nan  # tied: its logit, and all after it
+    with pytest.raises(FloatingPointError):
+        sample(policy, [0], [1])

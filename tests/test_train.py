@@ -51,6 +51,7 @@ def weights(run: Path) -> dict:
         (["--model", ""], ["--model"]),
         (["--temperature", "1e-320"], ["--temperature"]),
         (["--time-limit-s", "1e9"], ["--time-limit-s"]),
+        (["--run-dir", "runs/\udcff"], ["--run-dir"]),
         (["--max-new-tok", "-5"], ["--max-new-tok", "-5"]),
         (["--max-new-tok", "2000"], ["--max-new-tok 2000", "2048"]),
     ],
