@@ -23,6 +23,7 @@ from ranks import launch, restart_count
 from sandbox import CLOCKS, InfraError
 from smollm2 import find_smollm2
 from tasks import expand_names
+from warmstart import warm_start_settings
 
 
 def option(default, help_text: str, choices: tuple | None = None):
@@ -212,8 +213,9 @@ def resolve(config: Config) -> Config:
     except ValueError as error:
         raise UsageError(f"--task {config.task}: {error}") from error
     if config.demonstrations is None:  # less leaves a task without valid programs, more leaves PPO nothing to learn
-        number = 240 if config.model == "smollm2" else max(2400, 600 * len(names))
-        config = dataclasses.replace(config, demonstrations=number)
+        base = config.model if config.model == "smollm2" else "tiny"
+        number = warm_start_settings(base).demonstrations
+        config = dataclasses.replace(config, demonstrations=max(number, 600 * len(names)) if base == "tiny" else number)
     for name, (holds, words) in RULES.items():
         value = getattr(config, name)
         if value is not None and not holds(value):

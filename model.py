@@ -88,12 +88,16 @@ def cache_dir() -> Path:
 
 
 def model_kind(name_or_dir: str) -> str:
-    """Return tiny or smollm2, by its name or as saved, else other. The first two are small and read the brief prompts."""
+    """Return tiny or smollm2, by its name or as saved, else other."""
     if name_or_dir in CONTEXT_TOK:
         return name_or_dir
     config = Path(lora.base_of(name_or_dir)) / "config.json"
     text = config.read_text(errors="replace") if config.is_file() else ""
     return next((kind for kind in CONTEXT_TOK if f'"nanomle_kind": "{kind}"' in text), "other")
+
+
+def reads_brief_prompts(name_or_dir: str) -> bool:
+    return model_kind(name_or_dir) != "other"
 
 
 def context_tok(name_or_dir: str) -> float:

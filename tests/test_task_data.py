@@ -305,3 +305,22 @@ def test_command_line_prepares_and_claims_medals_on_real_data_only(tmp_path, cap
         assert main(bad) == 2
         output = capsys.readouterr()
         assert output.out == "" and output.err.startswith("error: ") and output.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("byte", "value", "words"), [(0, 1, "encrypted"), (2, 99, "compression")])
+def test_an_archive_that_zipfile_cannot_unpack_is_named(tmp_path, byte, value, words):
+    """The bits that say so are set by hand: zipfile writes neither kind."""
+    module = find_task("random-pizza")
+    with zipfile.ZipFile(tmp_path / "raw.zip", "w") as archive:
+        for name in module.RAW_FILES:
+            archive.writestr(name, "[]")
+    content = (tmp_path / "raw.zip").read_bytes()
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # local header, central directory
+        start = -1
+        while (start := content.find(signature, start + 1)) >= 0:
+            place = start + flags + byte
+            content = content[:place] + bytes([value]) + content[place + 1 :]
+    (tmp_path / "raw.zip").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"raw\.zip cannot be read.*{words}"):
+        raw.prepare(module, tmp_path / "raw.zip", tmp_path / "out")
+    assert not list(tmp_path.rglob("*.json"))
