@@ -39,6 +39,8 @@ class Config:
     data_dir: str | None = option(None, "folder of the real data in MLE-bench's layout; without it, the micro twin")
     model: str | None = option(None, "'tiny', 'smollm2', or a Hugging Face causal LM by name or directory")
     lora_rank: int = option(0, "rank of a LoRA adapter on all projections of the layers, with alpha 32; 0: train all weights")
+    precision: str | None = option(None, "of the matrix products: fp32, or bf16 (weights that are trained stay fp32); bf16 with "
+                                   "CUDA", ("fp32", "bf16"))  # fmt: skip
     demonstrations: int | None = option(None, "programs of the warm start; for tiny 2400, or 600 per task if more")
     run_dir: str | None = option(None, "folder of the run; runs/<task> if not given")
     seed: int = option(0, "seed of the twin, of sampling and of the updates")
@@ -90,6 +92,8 @@ class Config:
     normalise_returns: bool = option(True, "value head predicts returns in units of their running mean and deviation")
     detach_value: bool = option(True, "the value gradient stops at the backbone")
     micro_batch_tok: int | None = option(None, "tokens per forward and backward pass (memory and speed only)")
+    gradient_checkpointing: bool | None = option(None, "compute each layer once more in the backward pass instead of keeping what "
+                                                 "it needs: a third slower (memory and speed only)")  # fmt: skip
     # housekeeping
     shard: bool = option(False, "split weights, gradients and optimizer state over the ranks of torchrun (FSDP2)")
     threads: int | None = option(None, "torch threads per rank; cores / ranks if not given")
@@ -110,6 +114,7 @@ TINY = {
     "save_every": 1,
     "sample_batch": 64,
     "micro_batch_tok": 8192,
+    "gradient_checkpointing": False,
 }
 SMOLLM2 = {
     **TINY,
@@ -133,6 +138,7 @@ LANGUAGE_MODEL = {
     "save_every": 10,
     "sample_batch": 64,
     "micro_batch_tok": 8192,
+    "gradient_checkpointing": True,
 }
 DEFAULTS = {"tiny": TINY, "smollm2": SMOLLM2, "other": LANGUAGE_MODEL}
 
@@ -193,6 +199,7 @@ def resolve(config: Config) -> Config:
     defaults = {**DEFAULTS[model_kind(model)], "model": model}
     if config.lora_rank > 0:  # tiny: the same KL after an update as full training has, dev/LOG.md; ten: see lora.py
         defaults["learning_rate"] *= 5 if model_kind(model) == "tiny" else 10
+    defaults["precision"] = "bf16" if torch.cuda.is_available() else "fp32"
     defaults["run_dir"] = f"runs/{','.join(Path(part).stem for part in config.task.split(','))}"
     config = dataclasses.replace(config, **{k: v for k, v in defaults.items() if getattr(config, k) is None})
     for name in ("model", "run_dir", "data_dir"):

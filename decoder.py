@@ -54,7 +54,7 @@ class Slots:
     def write(self, layer: int, kv: Tensor) -> tuple[Tensor, Tensor]:
         """Store the next token's keys and values (n, 2G, C); return those of the first n rows, (n, G, places in use, C)."""
         n, buffer = len(kv), self.kv[layer]
-        buffer[self.rows[:n], :, self.lengths[:n]] = kv
+        buffer[self.rows[:n], :, self.lengths[:n]] = kv.to(buffer.dtype)
         return buffer[:n, :, : self.places_in_use].chunk(2, 1)
 
 
@@ -110,8 +110,9 @@ class Decoder:
         )  # fmt: skip
 
     def __init__(self, policy: Policy):
-        lm = policy.lm
-        self.model, self.head, config = lm.base_model, lm.get_output_embeddings(), lm.config
+        lm, config = policy.lm, policy.lm.config
+        self.model, head = lm.base_model, lm.get_output_embeddings()
+        dtype = torch.bfloat16 if policy.bf16 else head.weight.dtype
         self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads  # C
         self.query_heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads  # H, G
         self.eps = config.rms_norm_eps
@@ -119,10 +120,11 @@ class Decoder:
         for layer in self.model.layers:
             a, m = layer.self_attn, layer.mlp
             self.layers.append((  # tensors: the weights of a LoRALinear are computed at each access
-                _fuse([a.q_proj, a.k_proj, a.v_proj], layer.input_layernorm),
-                getattr(a, "q_norm", None), getattr(a, "k_norm", None), (a.o_proj.weight, a.o_proj.bias),
-                _fuse([m.gate_proj, m.up_proj], layer.post_attention_layernorm), (m.down_proj.weight, m.down_proj.bias),
+                _fuse([a.q_proj, a.k_proj, a.v_proj], layer.input_layernorm, dtype),
+                getattr(a, "q_norm", None), getattr(a, "k_norm", None), _fuse([a.o_proj], None, dtype),
+                _fuse([m.gate_proj, m.up_proj], layer.post_attention_layernorm, dtype), _fuse([m.down_proj], None, dtype),
             ))  # fmt: skip
+        self.head = _fuse([head], None, dtype)  # not with the norm's scale: as it is, fp32 needs no copy
         self.cos = self.sin = None
 
     def _rotation(self, positions: Tensor, places: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -156,7 +158,7 @@ class Decoder:
             gate, up = F.linear(self._normalised(x), *gate_up).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, *down)
         slots.lengths[:n] += 1
-        return F.linear(self._normalised(x) * self.model.norm.weight, self.head.weight, self.head.bias)
+        return F.linear(self._normalised(x) * self.model.norm.weight, *self.head)
 
     def _normalised(self, x: Tensor) -> Tensor:
         """Divide by the root mean square (1910.07467); the learned scale is in the weights that follow, see _fuse."""
@@ -164,7 +166,10 @@ class Decoder:
         return (x32 * (x32.square().mean(-1, keepdim=True) + self.eps).rsqrt()).to(x.dtype)
 
 
-def _fuse(linears: list[torch.nn.Linear], norm: torch.nn.Module) -> tuple[Tensor, Tensor | None]:
+def _fuse(
+    linears: list[torch.nn.Linear], norm: torch.nn.Module | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
     """Stack the weights and biases of linear layers that read what the norm gives; its scale goes into the weights."""
-    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    return torch.cat([linear.weight for linear in linears]) * norm.weight, bias
+    weight = torch.cat([linear.weight for linear in linears]) if len(linears) > 1 else linears[0].weight
+    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears]).to(dtype)
+    return (weight if norm is None else weight * norm.weight).to(dtype), bias

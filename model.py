@@ -30,11 +30,13 @@ class Policy(nn.Module):
     """Language model and value head over one backbone.
 
     Always in eval mode: dropout would make the log-probabilities of the update differ from those of the sampler.
+    With bf16 matrices are multiplied in bfloat16; weights that are trained, sums of the residual stream, norms, the value
+    head and all losses stay fp32.
     """
 
     def __init__(self, lm: nn.Module, tokenizer):
         super().__init__()
-        self.lm, self.tokenizer = lm, tokenizer
+        self.lm, self.tokenizer, self.bf16 = lm, tokenizer, False
         # Zero at the start: the first prediction is the mean of the first batch of returns (ppo.update_value_statistics).
         self.value_head = nn.Linear(lm.config.hidden_size, 1)
         nn.init.zeros_(self.value_head.weight)
@@ -50,11 +52,16 @@ class Policy(nn.Module):
         Position t predicts token t+1. `detach_value` stops the value gradient at the backbone; `lm_inputs` (cache,
         attention_mask, position_ids) go to the language model as they are.
         """
-        hidden = self.lm.base_model(tokens, **lm_inputs).last_hidden_state  # (B, T, D)
-        logits = self.lm.get_output_embeddings()(hidden)  # (B, T, V)
+        with self.autocast():
+            hidden = self.lm.base_model(tokens, **{"use_cache": False, **lm_inputs}).last_hidden_state  # (B, T, D)
+            logits = self.lm.get_output_embeddings()(hidden)  # (B, T, V)
         value_input = hidden.detach() if detach_value else hidden
         values = self.value_head(value_input.float()).squeeze(-1)  # (B, T)
         return logits, values
+
+    def autocast(self) -> torch.autocast:
+        """Return the context to compute in. Weights are converted at each use: a cache would hold all of them twice."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False)
 
     @property
     def device(self) -> torch.device:
@@ -70,16 +77,19 @@ class Policy(nn.Module):
 
 def build_tiny(tokenizer: PreTrainedTokenizerFast, seed: int) -> Policy:
     """Build an untrained Qwen2-architecture policy of about 1 M parameters for the given tokenizer."""
-    config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=448, num_hidden_layers=4, num_attention_heads=4,
-        # a key-value head per query head: with one for all, names are not copied and twice as many programs fail at the start
-        num_key_value_heads=4, max_position_embeddings=CONTEXT_TOK["tiny"], tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        nanomle_kind="tiny",
-    )  # fmt: skip
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Policy(Qwen2ForCausalLM(config), tokenizer)
+        return Policy(Qwen2ForCausalLM(tiny_config(len(tokenizer), **special)), tokenizer)
+
+
+def tiny_config(vocabulary: int, **special_tokens) -> Qwen2Config:
+    return Qwen2Config(
+        vocab_size=vocabulary, hidden_size=128, intermediate_size=448, num_hidden_layers=4, num_attention_heads=4,
+        # a key-value head per query head: with one for all, names are not copied and twice as many programs fail at the start
+        num_key_value_heads=4, max_position_embeddings=CONTEXT_TOK["tiny"], tie_word_embeddings=True, nanomle_kind="tiny",
+        **special_tokens,
+    )  # fmt: skip
 
 
 def cache_dir() -> Path:
@@ -193,6 +203,24 @@ def save_policy(
         {**head, "value_mean": policy.value_mean.cpu(), "value_std": policy.value_std.cpu()},
         Path(directory) / VALUE_HEAD_FILE,
     )
+
+
+def use_bf16(policy: Policy) -> Policy:
+    """Multiply matrices in bfloat16 from now on. Projections of the layers that are frozen are kept in it, in half the memory:
+    they would be converted at each use anyway."""
+    policy.bf16 = True
+    for layer in (layer for block in lora.decoder_layers(policy.lm) for layer in block.modules()):
+        if isinstance(layer, nn.Linear) and not layer.weight.requires_grad:
+            layer.to(torch.bfloat16)
+    return policy
+
+
+def checkpoint_gradients(policy: Policy) -> Policy:
+    """Keep only the input of each decoder layer for the backward pass, and compute the layer once more there (1604.06174)."""
+    policy.lm.activation_checkpointing_enable({"use_reentrant": False})
+    for layer in lora.decoder_layers(policy.lm):
+        layer.training = True  # transformers asks for it; the modules inside, dropout too, stay in eval mode
+    return policy
 
 
 def frozen_copy(policy: Policy) -> Policy:

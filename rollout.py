@@ -272,7 +272,7 @@ def to_experience(
 ) -> ppo.Experience:  # fmt: skip
     """Lay episodes out as right-padded (B, T) tensors, with the values of `policy` and log-probabilities of `reference`.
 
-    Episodes that an older policy than policy_version sampled also get the log-probabilities of `policy`. Masks come from the
+    Episodes that an older policy than policy_version sampled, and all in bf16, also get the log-probabilities of `policy`. Masks come from the
     lengths that were sampled, never from token ids: a pad may equal the end of sequence.
     """
     device = policy.device
@@ -291,7 +291,8 @@ def to_experience(
     values = torch.zeros(tokens.shape, device=device)  # (B, T) reward units
     reference_logprobs = torch.zeros(tokens.shape, device=device)  # (B, T)
     proximal_logprobs = behaviour_logprobs = behaviour_logprobs.to(device)
-    stale = torch.tensor([e.policy_version < policy_version for e in episodes], dtype=torch.bool, device=device)  # (B,)
+    older = [e.policy_version < policy_version or policy.bf16 for e in episodes]  # in bf16 the sampler rounds otherwise
+    stale = torch.tensor(older, dtype=torch.bool, device=device)  # (B,)
     current_logprobs = torch.zeros(tokens.shape, device=device)  # (B, T)
     lengths = [len(e.prompt_ids) + len(e.response_ids) for e in episodes]
     for rows in ppo.micro_batches(lengths, micro_batch_tok):

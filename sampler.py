@@ -82,7 +82,8 @@ def generate(
         goes_on, stops = lengths[sample[:n]] == 0, torch.isin(token, stop_ids)  # (n,) each
         stopped[sample[:n]] |= goes_on & stops
         lengths[sample[:n]] += count[:n] * (goes_on & (stops | (count[:n] == max_new_tok)))
-        logits = decoder.step(token, cache)
+        with policy.autocast():
+            logits = decoder.step(token, cache)
         step += 1
         if step % look_every:
             continue
@@ -161,10 +162,13 @@ class _Prefixes:
         for row, ids in enumerate(prompts):
             tokens[row, : len(ids)] = torch.tensor(ids)
         lm, cache = self.policy.lm, DynamicCache(config=self.policy.lm.config)
-        hidden = lm.base_model(tokens.to(self.policy.device), cache=cache, use_cache=True).last_hidden_state  # (U, P, D)
-        last = hidden[torch.arange(len(prompts)), lengths - 1]  # (U, D)
-        logits = lm.get_output_embeddings()(last)  # (U, V): logits of every place would fill the memory
+        with self.policy.autocast():
+            hidden = lm.base_model(tokens.to(self.policy.device), cache=cache, use_cache=True).last_hidden_state  # (U, P, D)
+            last = hidden[torch.arange(len(prompts)), lengths - 1]  # (U, D)
+            logits = lm.get_output_embeddings()(last)  # (U, V): logits of every place would fill the memory
+        dtype = torch.bfloat16 if self.policy.bf16 else None
+        keys, values = ([x.to(dtype) for x in kind] for kind in zip(*((x.keys, x.values) for x in cache.layers), strict=True))
         return [
-            ([x.keys[row, :, :n] for x in cache.layers], [x.values[row, :, :n] for x in cache.layers], logits[row])
+            ([x[row, :, :n] for x in keys], [x[row, :, :n] for x in values], logits[row])
             for row, n in enumerate(lengths.tolist())
         ]

@@ -26,12 +26,13 @@ import torch
 
 import checkpoint
 import lora
+import memory
 import ppo
 from checkpoint import UsageError
 from config import Config, parse_args, run_main
 from duration import describe_mismatch
 from lm_instrument import LMInstrumenter
-from model import Policy, cache_dir, context_tok, load_policy, reads_brief_prompts
+from model import Policy, cache_dir, checkpoint_gradients, context_tok, load_policy, reads_brief_prompts, use_bf16
 from prompts import build_prompt, encode_prompt
 from ranks import all_max, cores_per_rank, device, finish_processes, gather, init_processes, launch, rank_and_world
 from rollout import Collector, ImprovementPool, to_experience
@@ -110,14 +111,20 @@ def load_start(config: Config, tasks: list[Task]) -> Policy:
     return policy
 
 
+def prepare(config: Config, policy: Policy) -> Policy:
+    """Let a loaded policy compute as the run does."""
+    policy = use_bf16(policy) if config.precision == "bf16" else policy
+    return checkpoint_gradients(policy) if config.gradient_checkpointing else policy
+
+
 def load_policies(config: Config, run_dir: Path, newest: Path) -> tuple[Policy, torch.nn.Module]:
     """Return the policy of a checkpoint and the KL reference: the starting policy, with LoRA the same weights."""
     start = run_dir / "step_0"
     if config.lora_rank:
-        policy = checkpoint.load_checkpoint_policy(newest, device(), base=start)
+        policy = prepare(config, checkpoint.load_checkpoint_policy(newest, device(), base=start))
         return shard(policy) if config.shard else policy, lora.AdapterOff(policy)
-    policy = checkpoint.load_checkpoint_policy(newest, device())
-    reference = checkpoint.load_checkpoint_policy(start, device()).requires_grad_(False)
+    policy = prepare(config, checkpoint.load_checkpoint_policy(newest, device()))
+    reference = prepare(config, checkpoint.load_checkpoint_policy(start, device()).requires_grad_(False))
     return (shard(policy), shard(reference)) if config.shard else (policy, reference)
 
 
@@ -287,7 +294,7 @@ def _stop_after_this_step() -> list:
 def print_plan(config: Config, tasks: list[Task]) -> None:
     """--dry-run: what would happen."""
     print(f"{config.steps} steps of {config.batch_size} programs, {config.memory_gib:g} GiB each; model {config.model}")
-    print(f"run {config.run_dir}")
+    print(f"run {config.run_dir}\n\n{memory.table(config, int(os.environ.get('WORLD_SIZE', 1)))}")
     for task in tasks:
         print(f"\ntask {task.name} ({task.data} data), at most {task.time_limit_s:g} s a program; prompt:\n")
         print(build_prompt(task, brief=reads_brief_prompts(config.model), memory_gib=config.memory_gib))

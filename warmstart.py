@@ -56,7 +56,7 @@ class WarmStart:
 
 
 # Few demonstrations, most of them right: this model knows Python, and one of them takes it some seconds on two cores.
-SMOLLM2 = WarmStart(base="smollm2", demonstrations=128, mistake_share=0.2, batch_size=4, learning_rate=2e-4, muon=False)
+SMOLLM2 = WarmStart(base="smollm2", demonstrations=160, mistake_share=0.0, batch_size=2, learning_rate=3e-4, muon=False)
 
 
 def warm_start_settings(base: str, **changes) -> WarmStart:
