@@ -11,8 +11,9 @@ from test_own_task import own_wine
 from test_rollout import FakeSandbox
 
 import eval
+from bestofk import best_index, expected_best_of_k, order_of, pass_at_k, summarise
 from checkpoint import UsageError
-from eval import best_index, expected_best_of_k, order_of, pass_at_k, summarise, table
+from results import table
 from reward import Reward
 
 SCORES = [0.0, 0.2, 0.5, 1.0]
