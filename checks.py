@@ -32,6 +32,7 @@ def check_program(collector: Collector, task: Task, episode: Episode) -> dict:
         "model_trained": trains_model(program) and "TRAINING_COMPLETE" in episode.reward.milestones,
         "penalties": episode.reward.penalties,
         "labels_in_public_files": holds_labels(task),
+        "labels_in_library": task.name == "hello-world",  # its rows come with scikit-learn
         "file_isolation": file_isolation(collector.sandbox),
         "milestones": list(episode.reward.milestones),
         "milestones_missing": [name for name in MILESTONES if name not in episode.reward.milestones],
@@ -83,6 +84,13 @@ def describe_checks(who: str, checks: dict | None) -> str:
     return (
         f"- {who}: {'; '.join(flags) or 'nothing suspicious'}. {checks['distinct_predictions']} different predictions; "
         f"{len(checks['milestones'])} of {len(MILESTONES)} milestones{missing}{paid}; same score in a second run: "
-        f"{'yes' if checks['deterministic'] else 'no'}; labels of the rows to predict are in no file it is given; "
+        f"{'yes' if checks['deterministic'] else 'no'}; {_labels(checks)}; "
         f"file isolation: {layers or 'none on this system'}; {checks['duration_s']:.2f} s"
     )
+
+
+def _labels(checks: dict) -> str:
+    if checks["labels_in_public_files"]:
+        return "the public test file holds LABELS"
+    elsewhere = ", but scikit-learn has the whole data" if checks["labels_in_library"] else ""
+    return f"labels of the rows to predict are in no file it is given{elsewhere}"

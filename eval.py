@@ -11,10 +11,11 @@ prediction is counted. The baselines of baselines.py go the same way.
 Writes <run>/eval.json, <run>/selected.py (of the starting policy selected_start.py), <run>/curves.png, and the table to
 results.md, results.csv and results.png. What is finished is in <run>/eval/ (pieces.py): an interrupted evaluation goes on.
 
-Two evaluations of one checkpoint with one seed give the same numbers: the draws depend on the seed and the index alone, and
-programs start from fixed hash and random seeds on one core. What can still differ: a program that runs near its time limit
-on a busy machine, or that reads the clock or the system's randomness; and on another machine, other library versions,
-another number of threads or a GPU, the last digits of the logits, and with them a rare token. The pieces say which it was.
+Two evaluations of one checkpoint with one seed give the same numbers (durations apart): draws depend on the seed and the index
+alone, and programs start from fixed hash and random seeds on one core. What can still differ: a program near its time limit on
+a busy machine; one that reads the clock or the system's randomness; and the last digits of the logits (some 1e-6) with another
+number of threads, a GPU or other libraries, and with them, rarely, a token. All of these are in what a piece depends on, but
+the first two; the checks of the selected programs tell whether a second run gave the same score.
 """
 
 import os
