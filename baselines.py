@@ -48,13 +48,18 @@ def run_pipeline(collector: Collector, val_task: Task, test_task: Task | None, r
     return result
 
 
-def draw_demonstrations(collector: Collector, n: int, mistake_share: float) -> list[Episode]:
-    """Run n programs of the warm start's kind on the collector's task. Raises ValueError for a task they do not cover."""
+def draw_demonstrations(collector: Collector, n: int, mistake_share: float) -> list[Run]:
+    """Return n programs of the warm start's kind, not started. Raises ValueError for a task that is not covered."""
     runs = []
     for index in range(n):
         rng = random.Random(f"{collector.seed}/demonstration/{index}")
         _, response = sample_demonstration(collector.task_of(index).schema, rng, improve_share=0.0, mistake_share=mistake_share)
         runs.append(Run(index, "scratch", [], Generation([], [], "stop"), response, extract_program(response), 0))
+    return runs
+
+
+def run_demonstrations(collector: Collector, runs: list[Run]) -> list[Episode]:
+    """Run and reward them like a policy's programs."""
     for run in runs:
         collector.start(run)
     return collector.finish(runs)

@@ -44,11 +44,14 @@ def open_subject(run_dir: Path) -> Subject:
     """Return the run in a folder. Raises UsageError if it is none, or has nothing to evaluate."""
     try:
         config = Config(**json.loads((run_dir / "config.json").read_text()))
-        names = [find_task(name).NAME for name in expand_names(config.task)]
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{run_dir} has no readable config.json ({error}); name the folder of a run") from error
     checkpoint = latest_checkpoint(run_dir)
     read_metrics(run_dir)
+    try:
+        names = [find_task(name).NAME for name in expand_names(config.task)]
+    except ValueError as error:
+        raise UsageError(f"--task {config.task} of {run_dir}: {error}") from error
     return Subject(run_dir, config, names, checkpoint)
 
 

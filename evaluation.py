@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from baselines import draw_demonstrations, run_pipeline
+from baselines import draw_demonstrations, run_demonstrations, run_pipeline
 from bestofk import best_index, order_of, summarise
 from checkpoint import load_checkpoint_policy, load_secret
 from checks import check_program
@@ -86,7 +86,7 @@ class Evaluation:
         self.stack = contextlib.ExitStack()
 
     def run(self) -> list[dict]:
-        """Make what is not finished; return the entry of eval.json of each task, and its selected programs."""
+        """Make what is not finished; return eval.json's entry of each task, and under 'selected' the programs."""
         set_threads(self.config)
         entries = [self.describe(i) for i in range(len(self.val_tasks))]
         with self.stack:
@@ -188,7 +188,7 @@ class Evaluation:
         print(f"{who}: {self.samples} programs for {self.val_tasks[i].name} ...", flush=True)
         collector = self.collector(i)
         try:
-            episodes = draw_demonstrations(collector, self.samples, self.mistake_share)
-        except ValueError as error:
+            runs = draw_demonstrations(collector, self.samples, self.mistake_share)
+        except ValueError as error:  # a schema of a user's own that they do not cover
             return {"result": {"reason": str(error)}}
-        return {"result": score_episodes(collector, self.test_tasks[i], episodes)[0]}
+        return {"result": score_episodes(collector, self.test_tasks[i], run_demonstrations(collector, runs))[0]}

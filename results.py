@@ -92,14 +92,14 @@ def compare(row: dict) -> tuple[list[str], list[str]]:
 def to_markdown(rows: list[dict]) -> str:
     """Return the whole report."""
     programs = " or ".join(sorted({str(row["samples"]) for row in rows}))
-    split = {"test": "the private test split", "val": "val, which chose the program, too: they flatter"}[rows[0]["split"]]
+    split = {"test": "the private test split", "val": "val itself, which flatters"}[rows[0]["split"]]
     scores = _grid(["task", "data", "metric", "seeds", "programs", *EVERYONE, "medal"], [_score_cells(row) for row in rows])
     head = ["task", *(f"{who}: {what}" for what in ("valid", "mean reward") for who in WRITERS)]
     shares = [[row["task"], *_share_cells(row)] for row in rows]
     lines = [
         "# Results", "",
-        f"Scores are on {split}, of the best program on val out of {programs}. ± is the standard error over seeds; each seed "
-        "draws a twin of its own, so baselines vary, too. ↑ higher is better, ↓ lower.", "",
+        f"Scores of the best of {programs} programs, chosen on val, on {split}. ± is the standard error over seeds; each "
+        "seed draws a twin of its own, so baselines vary, too. ↑ higher is better, ↓ lower.", "",
         *scores, "", *_grid(head, shares), "",
         "constant: one prediction for all rows; linear, tuned: reference pipelines; demonstrations: as many programs of those "
         "that the warm start imitates, mistakes included, chosen the same way.", "",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_ladders import score
 
-from baselines import draw_demonstrations, pipeline_program, run_pipeline
+from baselines import draw_demonstrations, pipeline_program, run_demonstrations, run_pipeline
 from pipelines import LADDERS, predict
 from rollout import Collector, ImprovementPool
 from sandbox import Sandbox
@@ -51,7 +51,8 @@ def test_the_tuned_pipeline_runs_as_a_program(tmp_path, sandbox):
 
 def test_demonstrations_run_like_a_policys_programs_and_hold_its_mistakes(tmp_path, sandbox):
     task = load_task("random-pizza", tmp_path, "reward", salt=SALT)
-    some, more = (draw_demonstrations(collector(task, sandbox), n, 0.5) for n in (4, 8))
+    drawn = [(collector(task, sandbox), n) for n in (4, 8)]
+    some, more = (run_demonstrations(c, draw_demonstrations(c, n, 0.5)) for c, n in drawn)
     assert [e.program for e in some] == [e.program for e in more[:4]]  # drawn by index
     assert [e.reward.total for e in some] == [e.reward.total for e in more[:4]]
     valid = [e for e in more if e.reward.score is not None]

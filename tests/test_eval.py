@@ -28,6 +28,7 @@ from model import save_policy
 from results import table
 from reward import Reward
 from sandbox import Execution
+from tasks import load_task
 
 SCORES = [0.0, 0.2, 0.5, 1.0]
 TASK = SimpleNamespace(baseline=0.5)
@@ -240,6 +241,24 @@ def test_the_files_and_numbers_of_an_evaluation(make_run, sandbox, capsys):
     for name in ("selected.py", "selected_start.py", "results.md", "results.csv", "results.png", "curves.png"):
         assert (run / name).stat().st_size > 0
     assert "| hello-world | real | auc ↑ | 1 | 3 |" in capsys.readouterr().out
+
+
+def test_a_medal_is_of_a_valid_program_on_real_test_data(tmp_path):
+    twin = load_task("random-pizza", tmp_path, "test", salt=b"x")
+    real = dataclasses.replace(twin, data="real", thresholds={"gold": 0.98, "silver": 0.8, "bronze": 0.7, "median": 0.6})
+    medals = [
+        evaluation.Evaluation.score(SimpleNamespace(test_tasks=[task]), 0, 0.9, valid)["medal"]
+        for task, valid in ((real, True), (real, False), (twin, True))
+    ]
+    assert medals == ["silver", None, None]
+
+
+def test_a_run_whose_task_file_is_gone_says_so(make_run):
+    run = make_run("run")
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "task": "/gone/my_task.py"}))
+    with pytest.raises(UsageError, match=r"--task .*no file"):
+        evaluate(run)
 
 
 def test_seeds_are_one_row_of_a_table_apart(make_run, sandbox, tmp_path):
