@@ -1,11 +1,21 @@
-"""Compare the starting and the trained policy of a run under one protocol.
+"""Evaluate runs under one protocol: starting policy, trained policy, fixed baselines, and one table over all of them.
 
     python eval.py runs/random-pizza --samples 128
+    python eval.py runs/pizza-0 runs/pizza-1 runs/pizza-2        # seeds of one task: a row of means ± standard errors
 
 Both policies write n programs from the same prompts with the same random numbers. Each program is run against the reward
 split ("val"); those that are valid there are run once more against the private test split. The best of k is chosen by its
 score on val and reported by its score on test. A failed program has no score: if all k fail, the score of a constant
-prediction is counted. Writes <run>/eval.json, <run>/selected.py, <run>/curves.png and prints a table.
+prediction is counted. The baselines of baselines.py go the same way.
+
+Writes <run>/eval.json, <run>/selected.py (of the starting policy selected_start.py), <run>/curves.png, and the table to
+results.md, results.csv and results.png. What is finished is in <run>/eval/ (pieces.py): an interrupted evaluation goes on.
+
+Two evaluations of one checkpoint with one seed give the same numbers (durations apart): draws depend on the seed and the index
+alone, and programs start from fixed hash and random seeds on one core. What can still differ: a program near its time limit on
+a busy machine; one that reads the clock or the system's randomness; and the last digits of the logits (some 1e-6) with another
+number of threads, a GPU or other libraries, and with them, rarely, a token. All of these are in what a piece depends on, but
+the first two; the checks of the selected programs tell whether a second run gave the same score.
 """
 
 import os
@@ -14,194 +24,89 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch, see train.p
 
 import argparse
 import json
-import math
-import statistics
 import tempfile
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
-from checkpoint import UsageError, latest_checkpoint, load_checkpoint_policy, load_secret, write_atomically
-from config import Config, resolve, run_main, usage_error
-from model import Policy
-from ranks import device
-from reward import Reward, grade
-from rollout import Collector, Episode
-from sandbox import InfraError
-from tasks import Task
+from checkpoint import UsageError, latest_checkpoint, load_secret, write_atomically
+from config import Config, flag, resolve, run_main, usage_error
+from curves import plot_curves, read_metrics
+from evaluation import Evaluation, Subject, evaluate_policy
+from results import table, write_table
+from tasks import expand_names, find_task
 from train import build_collector, build_sandbox, load_run_tasks, load_start, set_threads
 
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the unbiased probability that one of k programs is valid when c of n were (Codex, 2107.03374).
-
-    Raises ValueError for k > n.
-    """
-    if not 0 < k <= n or not 0 <= c <= n:
-        raise ValueError(f"pass@{k} needs 0 < k <= n and 0 <= c <= n; n is {n}, c is {c}")
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+# What may differ between runs of one row: the seed, the place, and knobs of memory and speed.
+FREE = ("seed", "run_dir", "task", "data_dir", "sample_batch", "micro_batch_tok", "sandboxes", "threads", "shard", "save_every")
 
 
-def expected_best_of_k(chosen_by: list, reported: list[float], k: int) -> float:
-    """Return E[reported score of the sample that is best by `chosen_by` among k of n], exactly.
-
-    Σ_i s_(i) C(i-1, k-1) / C(n, k), s the reported scores in ascending order of chosen_by. Ties are kept in the order given.
-    Raises ValueError for k > n.
-    """
-    n = len(chosen_by)
-    if not 0 < k <= n:
-        raise ValueError(f"best of {k} needs at least that many samples; there are {n}")
-    order = sorted(range(n), key=lambda i: (chosen_by[i], i))
-    return sum(reported[i] * (math.comb(rank, k - 1) / math.comb(n, k)) for rank, i in enumerate(order))
-
-
-def run_on_test(collector: Collector, task: Task, episodes: list[Episode]) -> list[float | None]:
-    """Return the raw score on the private test split of each program that is valid on val; None for the others."""
-    futures = [
-        collector.sandbox.submit(
-            e.program, task.public_dir, time_limit_s=task.time_limit_s, seed=collector.sample_seed(e.index)
-        )
-        if e.reward.score is not None
-        else None
-        for e in episodes
-    ]
-    # reward.grade: a fault of ours ends the evaluation, it is never counted as the program's
-    return [None if future is None else grade(task, future.result())[0] for future in futures]
-
-
-def evaluate_policy(policy: Policy, collector: Collector, test_task: Task | None, n: int) -> tuple[dict, str | None]:
-    """Return the statistics of n programs on val (and test) of the collector's task, and the program that is best on val."""
-    episodes = collector.collect(policy, range(n))
-    if not episodes:
-        raise InfraError("no program could be run")
-    result = {"n": len(episodes), "mean_reward": statistics.fmean(e.reward.total for e in episodes)}
-    val = [e.reward.score for e in episodes]
-    order = [order_of(collector.tasks[0], e.reward) for e in episodes]
-    result["val"] = summarise(collector.tasks[0], order, val)
-    if test_task is not None:
-        result["test"] = summarise(test_task, order, run_on_test(collector, test_task, episodes))
-    best = episodes[best_index(order)]
-    return result, best.program if best.reward.score is not None else None
-
-
-def order_of(task: Task, reward: Reward) -> tuple[float, float]:
-    """Return what the samples are ordered by: the reward, as a penalised program may not be chosen; then the score.
-
-    Rewards are clipped: of programs that are worse than the worst score of the scale, the one with the best score is best.
-    """
-    if reward.score is None:
-        return reward.total, -math.inf
-    return reward.total, reward.score if task.higher_is_better else -reward.score
-
-
-def best_index(order: list) -> int:
-    """Return the index of the largest; of equal ones the last, as expected_best_of_k has it."""
-    return max(range(len(order)), key=lambda i: (order[i], i))
-
-
-def summarise(task: Task, order: list, scores: list[float | None]) -> dict:
-    """Return valid fraction, mean, median and best of the valid scores, and the expected best of k."""
-    n, valid = len(scores), [s for s in scores if s is not None]
-    filled = [task.baseline if s is None else s for s in scores]
-    ks = [k for k in (2**i for i in range(20)) if k < n] + [n]
-    return {
-        "valid_frac": len(valid) / n,
-        "mean": statistics.fmean(valid) if valid else None,
-        "median": statistics.median(valid) if valid else None,
-        "best": filled[best_index(order)],
-        "best_of_k": {str(k): expected_best_of_k(order, filled, k) for k in ks},
-        "valid_at_k": {str(k): pass_at_k(n, len(valid), k) for k in ks},
-    }
-
-
-def table(result: dict) -> str:
-    """Lay the two policies out side by side."""
-    start, trained = result["start"], result["trained"]
-    what = f"{result['task']} ({result['data']} data), {result['metric']}"
-    lines = [
-        f"{what}, {start['n']} programs each, temperature {result['temperature']}",
-        f"{'':24s} {'start':>9s} {'trained':>9s}",
-    ]
-    lines.append(_row("mean reward", start["mean_reward"], trained["mean_reward"]))
-    for split in [s for s in ("val", "test") if s in start]:
-        a, b = start[split], trained[split]
-        rows = [("valid", "valid_frac"), ("mean of valid", "mean"), ("median of valid", "median"), ("chosen by val", "best")]
-        lines += [_row(f"{split} {label}", a[key], b[key]) for label, key in rows]
-        shared = [k for k in a["best_of_k"] if k in b["best_of_k"]]
-        lines += [_row(f"{split} best of {k}", a["best_of_k"][k], b["best_of_k"][k]) for k in shared]
-    return "\n".join(lines)
-
-
-def _row(label: str, a: float | None, b: float | None) -> str:
-    return f"{label:24s} " + " ".join("        –" if x is None else f"{x:9.4f}" for x in (a, b))
-
-
-def read_metrics(run_dir: Path) -> list[dict]:
-    """Return the records of the finished steps. Raises UsageError when there are none."""
-    path = run_dir / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    records = [json.loads(line) for line in lines if line.endswith("\n")]  # a killed run leaves half a line
-    if not records:
-        raise UsageError(f"{run_dir} has no finished step: there is nothing to evaluate")
-    return records
-
-
-def plot_curves(run_dir: Path) -> Path:
-    """Draw <run>/curves.png from metrics.jsonl: reward, valid fraction, mean Δt, milestone frequencies."""
-    import matplotlib  # here, since only this function needs it and it takes a second to import
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    records = read_metrics(run_dir)
-    steps = [r["step"] for r in records]
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex=True, layout="constrained")
-    panels = (("reward/mean", "mean reward"), ("rollout/valid_frac", "valid fraction"), ("duration/mean_s", "mean Δt (s)"))
-    for axis, (key, label) in zip(axes.flat, panels, strict=False):
-        axis.plot(steps, [r[key] for r in records])
-        axis.set_title(label)
-    for key in [k for k in records[0] if k.startswith("milestone/") and k != "milestone/mean"]:
-        axes[1, 1].plot(steps, [r[key] for r in records], label=key.removeprefix("milestone/"))
-    axes[1, 1].set_title("share of programs that reach a milestone")
-    axes[1, 1].legend(fontsize=7)
-    for axis in axes[1]:
-        axis.set_xlabel("step")
-    path = run_dir / "curves.png"
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    return path
-
-
-def evaluate_run(run_dir: Path, samples: int, split: str) -> None:
-    """Evaluate both policies of a run on each of its tasks; write eval.json, the selected programs and curves.png."""
+def open_subject(run_dir: Path) -> Subject:
+    """Return the run in a folder. Raises UsageError if it is none, or has nothing to evaluate."""
     try:
         config = Config(**json.loads((run_dir / "config.json").read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{run_dir} has no readable config.json ({error}); name the folder of a run") from error
     checkpoint = latest_checkpoint(run_dir)
-    read_metrics(run_dir)  # before the work of minutes
-    set_threads(config)
-    val_tasks = load_run_tasks(config, run_dir, "reward")
-    test_tasks = load_run_tasks(config, run_dir, "test") if split == "test" else [None] * len(val_tasks)
-    results = [{"task": t.name, "data": t.data, "metric": t.metric, "temperature": config.temperature} for t in val_tasks]
-    instruments = config.instrumenter == "lm"
-    reference = load_checkpoint_policy(run_dir / "step_0", device()).requires_grad_(False) if instruments else None
-    with build_sandbox(config) as sandbox:
-        collector = build_collector(config, val_tasks, sandbox, load_secret(run_dir), reference)
-        for name, directory in (("start", run_dir / "step_0"), ("trained", checkpoint)):
-            policy = load_checkpoint_policy(directory, device())
-            for val_task, test_task, result in zip(val_tasks, test_tasks, results, strict=True):
-                print(f"{name}: {samples} programs for {val_task.name} from {directory} ...", flush=True)
-                single = replace(collector, tasks=[val_task], seed=f"{config.seed}/eval", improve_frac=0.0)
-                result[name], result["selected"] = evaluate_policy(policy, single, test_task, samples)
-    for result in results:
-        selected, suffix = result.pop("selected"), f"_{result['task']}" if len(results) > 1 else ""
-        print(f"\nThe trained policy's program that is best on val:\n\n{selected or '(none is valid)'}")
-        if selected:
-            write_atomically(run_dir / f"selected{suffix}.py", selected)
-        print(table(result))
-    written = results[0] if len(results) == 1 else {"tasks": results}
+    read_metrics(run_dir)
+    try:
+        names = [find_task(name).NAME for name in expand_names(config.task)]
+    except ValueError as error:
+        raise UsageError(f"--task {config.task} of {run_dir}: {error}") from error
+    return Subject(run_dir, config, names, checkpoint)
+
+
+def require_comparable(subjects: list[Subject]) -> None:
+    """Raise UsageError for runs of one task that cannot share a row of the table: it is a mean over seeds and nothing else."""
+    for i, one in enumerate(subjects):
+        for other in subjects[:i]:
+            a, b = other.config, one.config
+            shared = sorted(set(other.names) & set(one.names))
+            if not shared or bool(a.data_dir) != bool(b.data_dir):
+                continue
+            what = f"{other.directory} and {one.directory} are both of {shared[0]}"
+            values = {f.name: (getattr(a, f.name), getattr(b, f.name)) for f in fields(Config) if f.name not in FREE}
+            values["task"] = (",".join(other.names), ",".join(one.names))
+            for name, (first, second) in values.items():
+                if first != second:
+                    raise UsageError(f"{what}, but {flag(name)} is {first} and {second}: a row of the table is a mean over "
+                                     "seeds alone; evaluate them one by one")  # fmt: skip
+            if a.seed == b.seed:
+                raise UsageError(f"{what} and have --seed {a.seed}: a row is a mean over seeds; leave one of them out")
+
+
+def evaluate_run(evaluation: Evaluation) -> list[dict]:
+    """Evaluate a run on each of its tasks; write eval.json, the selected programs and curves.png; return the entries."""
+    run_dir, entries = evaluation.subject.directory, evaluation.run()
+    for entry in entries:
+        selected, suffix = entry.pop("selected"), f"_{entry['task']}" if len(entries) > 1 else ""
+        for who, program in selected.items():
+            path = run_dir / f"selected{'_start' if who == 'start' else ''}{suffix}.py"
+            if program:
+                write_atomically(path, program)
+                entry["checks"][who]["program"] = path.name
+            else:
+                path.unlink(missing_ok=True)  # of an earlier evaluation
+        print(f"\nThe trained policy's program that is best on val:\n\n{selected['trained'] or '(none is valid)'}")
+        print(table(entry))
+    written = entries[0] if len(entries) == 1 else {"tasks": entries}
     write_atomically(run_dir / "eval.json", json.dumps(written, indent=2) + "\n")
     print(f"\nall numbers: {run_dir / 'eval.json'}\ncurves: {plot_curves(run_dir)}")
+    return [{**entry, "run": str(run_dir)} for entry in entries]
+
+
+def evaluate_runs(run_dirs: list[Path], samples: int, split: str, out: Path | None, anew: bool) -> None:
+    """Evaluate runs and write one table. Raises UsageError, before any work, for folders that are no runs of one table."""
+    subjects = [open_subject(run_dir) for run_dir in run_dirs]
+    require_comparable(subjects)
+    out = out or (run_dirs[0] if len(run_dirs) == 1 else Path("runs/table"))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise UsageError(f"--out {out} cannot be written ({error}); name another folder") from error
+    evaluations = [Evaluation(subject, samples, split, anew) for subject in subjects]  # their data are read: all errors show
+    entries = [entry for evaluation in evaluations for entry in evaluate_run(evaluation)]
+    print(f"\n{write_table(entries, out)}\ntable: {out / 'results.md'}, results.csv, results.png")
 
 
 def evaluate_zero_shot(name: str, model: str | None, data_dir: str | None, samples: int) -> None:
@@ -224,25 +129,29 @@ def evaluate_zero_shot(name: str, model: str | None, data_dir: str | None, sampl
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.error = usage_error
-    parser.add_argument("run", type=Path, nargs="?", help="folder of a run")
+    parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="folder of a run; several: one table over them")
     parser.add_argument("--zero-shot", metavar="TASK", help="instead of a run: is a program of the untrained policy valid?")
     parser.add_argument("--model", help="with --zero-shot: as in train.py")
     parser.add_argument("--data-dir", help="with --zero-shot: as in train.py")
-    parser.add_argument("--samples", type=int, default=128, help="programs per policy (128)")
+    parser.add_argument("--samples", type=int, default=128, help="programs per policy, the k of the best of k (128)")
     parser.add_argument("--split", choices=("val", "test"), default="test", help="val leaves the private split alone (test)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the table (the only run's, or runs/table)")
+    parser.add_argument("--anew", action="store_true", help="use no finished piece of an earlier evaluation")
     args = parser.parse_args(argv)
     if args.samples < 1:
         raise UsageError(f"--samples {args.samples} must be positive")
-    if (args.run is None) == (args.zero_shot is None):
-        raise UsageError("give either the folder of a run or --zero-shot TASK")
-    if args.run is not None and (args.model is not None or args.data_dir is not None):
+    if bool(args.runs) == (args.zero_shot is not None):
+        raise UsageError("give either the folders of runs or --zero-shot TASK")
+    if args.runs and (args.model is not None or args.data_dir is not None):
         raise UsageError("--model and --data-dir go with --zero-shot: a run is evaluated with its own")
+    if args.zero_shot is not None and (args.out is not None or args.anew):
+        raise UsageError("--out and --anew go with runs: --zero-shot writes nothing")
     if args.zero_shot is not None:
         evaluate_zero_shot(args.zero_shot, args.model, args.data_dir, args.samples)
     else:
-        evaluate_run(args.run, args.samples, args.split)
+        evaluate_runs(args.runs, args.samples, args.split, args.out, args.anew)
     return 0
 
 
 if __name__ == "__main__":
-    run_main(main, "nothing of the run was changed, run eval.py again")
+    run_main(main, "nothing of the run was changed, run eval.py again: it goes on")

@@ -12,13 +12,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
+from pipelines import random_pizza as random_pizza_ladder
 from tasks import InvalidSubmission, find_task, load_task, random_pizza, task_names
 from tasks.tables import FILE, row_files, to_csv
 from tasks.task import twin_generator
@@ -259,38 +255,13 @@ def test_real_data_names_what_is_missing(tmp_path):
 # the ladder: better engineering scores better
 
 
-def predict(model, train, labels, test) -> np.ndarray:
-    return model.fit(train, labels).predict_proba(test)[:, 1]
-
-
-def engineer(table: pd.DataFrame) -> pd.DataFrame:
-    """Features that the description suggests, without knowledge of the rule."""
-    raw = table[list(random_pizza.NUMERIC)].astype(float)
-    text = table["request_text_edit_aware"]
-    logs = np.log1p(raw.iloc[:, :9].clip(lower=0)).add_prefix("log_")
-    minus, plus = (raw[f"requester_upvotes_{sign}_downvotes_at_request"] for sign in ("minus", "plus"))
-    hour = raw["unix_timestamp_of_request_utc"] // 3600 % 24
-    words, link = np.log1p(text.str.split().str.len()), text.str.contains("http") * 1.0
-    return pd.concat([raw, logs], axis=1).assign(votes=minus / (plus + 1), hour=hour, words=words, link=link)
-
-
 def pizza_ladder(salt: bytes) -> list[float]:
     """Return the private-split AUC of a linear model, of a tuned blend and of the rule's own probability."""
     _, rule = random_pizza.draw_requests(twin_generator("random-pizza", 0, salt), 1000)
     train, _, test = random_pizza.make_twin(twin_generator("random-pizza", 0, salt), 200)
-    labels, truth = (table["requester_received_pizza"].astype(int) for table in (train, test))
-    numeric = [table[list(random_pizza.NUMERIC)].astype(float) for table in (train, test)]
-    linear = predict(make_pipeline(StandardScaler(), LogisticRegression()), numeric[0], labels, numeric[1])
-    words = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True), LogisticRegression(C=5))
-    texts = [table["request_title"] + " " + table["request_text_edit_aware"] for table in (train, test)]
-    features = [engineer(table) for table in (train, test)]
-    boosting = GradientBoostingClassifier(
-        max_depth=2, n_estimators=100, learning_rate=0.05, subsample=0.7, max_features=0.3, random_state=0
-    )
-    forest = RandomForestClassifier(200, min_samples_leaf=3, random_state=0)
-    blend = predict(words, texts[0], labels, texts[1])
-    blend = blend + sum(predict(model, features[0], labels, features[1]) for model in (boosting, forest))
-    return [roc_auc_score(truth, scores) for scores in (linear, blend, rule[-400:])]
+    truth = test["requester_received_pizza"].astype(int)
+    _, linear, tuned = random_pizza_ladder(train, test, random_pizza.SCHEMA)
+    return [roc_auc_score(truth, scores) for scores in (linear, tuned, rule[-400:])]
 
 
 def test_pizza_ladder():

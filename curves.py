@@ -1,0 +1,48 @@
+"""The curves of a run, drawn from <run>/metrics.jsonl."""
+
+import json
+from pathlib import Path
+
+from checkpoint import UsageError
+
+
+def load_pyplot():
+    """Return matplotlib's pyplot, without a display. Only figures need it, and it takes a second to import."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def read_metrics(run_dir: Path) -> list[dict]:
+    """Return the records of the finished steps. Raises UsageError when there are none."""
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("\n")]  # a killed run leaves half a line
+    if not records:
+        raise UsageError(f"{run_dir} has no finished step: there is nothing to evaluate")
+    return records
+
+
+def plot_curves(run_dir: Path) -> Path:
+    """Draw <run>/curves.png from metrics.jsonl: reward, valid fraction, mean Δt, milestone frequencies."""
+    plt = load_pyplot()
+    records = read_metrics(run_dir)
+    steps = [r["step"] for r in records]
+    figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex=True, layout="constrained")
+    panels = (("reward/mean", "mean reward"), ("rollout/valid_frac", "valid fraction"), ("duration/mean_s", "mean Δt (s)"))
+    for axis, (key, label) in zip(axes.flat, panels, strict=False):
+        axis.plot(steps, [r[key] for r in records])
+        axis.set_title(label)
+    for key in [k for k in records[0] if k.startswith("milestone/") and k != "milestone/mean"]:
+        axes[1, 1].plot(steps, [r[key] for r in records], label=key.removeprefix("milestone/"))
+    axes[1, 1].set_title("share of programs that reach a milestone")
+    axes[1, 1].legend(fontsize=7)
+    for axis in axes[1]:
+        axis.set_xlabel("step")
+    path = run_dir / "curves.png"
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path
