@@ -1,6 +1,7 @@
 """Compare the starting and the trained policy of a run under one protocol.
 
     python eval.py runs/random-pizza --samples 128
+    python eval.py --ablate random-pizza          # something else: trains and compares variants, see ablate.py
 
 Both policies write n programs from the same prompts with the same random numbers. Each program is run against the reward
 split ("val"); those that are valid there are run once more against the private test split. The best of k is chosen by its
@@ -20,6 +21,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import ablate
 from checkpoint import UsageError, latest_checkpoint, load_checkpoint_policy, load_secret, write_atomically
 from config import Config, resolve, run_main, usage_error
 from model import Policy
@@ -226,15 +228,18 @@ def main(argv: list[str]) -> int:
     parser.error = usage_error
     parser.add_argument("run", type=Path, nargs="?", help="folder of a run")
     parser.add_argument("--zero-shot", metavar="TASK", help="instead of a run: is a program of the untrained policy valid?")
-    parser.add_argument("--model", help="with --zero-shot: as in train.py")
-    parser.add_argument("--data-dir", help="with --zero-shot: as in train.py")
+    parser.add_argument("--model", help="with --zero-shot or --ablate: as in train.py")
+    parser.add_argument("--data-dir", help="with --zero-shot or --ablate: as in train.py")
     parser.add_argument("--samples", type=int, default=128, help="programs per policy (128)")
     parser.add_argument("--split", choices=("val", "test"), default="test", help="val leaves the private split alone (test)")
+    ablate.add_flags(parser)
     args = parser.parse_args(argv)
+    if (code := ablate.main(args)) is not None:
+        return code
     if args.samples < 1:
         raise UsageError(f"--samples {args.samples} must be positive")
     if (args.run is None) == (args.zero_shot is None):
-        raise UsageError("give either the folder of a run or --zero-shot TASK")
+        raise UsageError("give either the folder of a run, --zero-shot TASK or --ablate TASK")
     if args.run is not None and (args.model is not None or args.data_dir is not None):
         raise UsageError("--model and --data-dir go with --zero-shot: a run is evaluated with its own")
     if args.zero_shot is not None:
