@@ -86,16 +86,23 @@ def main(args: argparse.Namespace) -> int | None:
         raise UsageError(f"--ablate-dir {root} cannot be written ({error}); name another folder") from error
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the run in progress is saved
     failed = []
-    for task, plan in plans.items():
-        folder = root / Path(task).stem
-        failed += run_plan(plan)
-        done = sorted((c for _, c in plan if is_complete(c)), key=lambda config: variants.index(variant_of(config)))
-        complete = {(variant_of(config), config.seed): config for config in done}
-        if complete:
-            write_report(folder, find_task(task).METRIC, complete, missing=len(plan) - len(complete))
+    try:
+        for task, plan in plans.items():
+            failed += run_plan(plan)
+            report(root / Path(task).stem, task, plan, variants)
+    except KeyboardInterrupt:
+        failed.append("interrupted: the run in progress has saved; the same command goes on")
     for reason in failed:
-        print(f"failed: {reason}", file=sys.stderr)
+        print(f"eval.py: {reason}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def report(folder: Path, task: str, plan: list[Planned], variants: list[str]) -> None:
+    """Write the report of a task's complete runs, if there are any."""
+    done = sorted((c for _, c in plan if is_complete(c)), key=lambda config: variants.index(variant_of(config)))
+    complete = {(variant_of(config), config.seed): config for config in done}
+    if complete:
+        write_report(folder, find_task(task).METRIC, complete, missing=len(plan) - len(complete))
 
 
 def split_variants(text: str | None) -> list[str]:
@@ -175,7 +182,7 @@ def run_plan(plan: list[Planned]) -> list[str]:
         if code != 0 or not is_complete(config):
             tail = (run_dir / "train.log").read_text(errors="replace").splitlines()[-TAIL:]
             print("\n".join([f"{run_dir} failed with exit code {code}; the end of its train.log:", *tail]), flush=True)
-            failed.append(f"{run_dir} (exit code {code}, see train.log there); the same command tries it again")
+            failed.append(f"{run_dir} failed (exit code {code}, see train.log there); the same command tries it again")
     return failed
 
 

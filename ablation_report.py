@@ -187,7 +187,8 @@ def plot(path: Path, task: str, metric: str, batch_size: int, curves: dict[str, 
                     axis.axhline(mean[0], color=color, linestyle="--", label=variant)
                     axis.axhspan(mean[0] - error[0], mean[0] + error[0], color=color, alpha=0.15, linewidth=0)
                 continue
-            grid = np.linspace(max(s[0] for s in seconds), min(s[-1] for s in seconds), 200)  # that all seeds cover
+            first = max(s[0] for s in seconds)
+            grid = np.linspace(first, max(first, min(s[-1] for s in seconds)), 200)  # seconds that all seeds cover
             by_time = np.stack([np.interp(grid, s, y) for s, y in zip(seconds, ys, strict=True)])
             programs = batch_size * np.arange(1, len(ys[0]) + 1)
             for axis, x, y in ((axes[0, column], programs, np.stack(ys)), (axes[1, column], grid, by_time)):

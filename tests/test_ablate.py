@@ -267,3 +267,12 @@ def test_the_start_is_sampled_without_an_update(policy, tmp_path, monkeypatch):
     curves = read_curves(run, higher_is_better=True)
     assert curves["reward"].tolist() == [-10.0] and summarise_run(curves)["reward_half"] == -10.0
     assert all((x == before[name]).all() for name, x in policy.state_dict().items()) and not (run / "latest").exists()
+
+
+def test_an_interrupted_ablation_says_how_to_go_on(fake_train, monkeypatch, capsys):
+    def interrupted(command, log):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ablate, "run_logged", interrupted)
+    assert run_ablation(fake_train, "full")[0] == 1
+    assert "the same command goes on" in capsys.readouterr().err
