@@ -39,8 +39,8 @@ class Config:
     data_dir: str | None = option(None, "folder of the real data in MLE-bench's layout; without it, the micro twin")
     model: str | None = option(None, "'tiny', 'smollm2', or a Hugging Face causal LM by name or directory")
     lora_rank: int = option(0, "rank of a LoRA adapter on all projections of the layers, with alpha 32; 0: train all weights")
-    precision: str | None = option(None, "of the matrix products: fp32, or bf16 (weights that are trained stay fp32); bf16 with "
-                                   "CUDA", ("fp32", "bf16"))  # fmt: skip
+    precision: str | None = option(None, "of matrix products: fp32, or bf16 (trained weights stay fp32); bf16 with CUDA",
+                                   ("fp32", "bf16"))  # fmt: skip
     demonstrations: int | None = option(None, "programs of the warm start; for tiny 2400, or 600 per task if more")
     run_dir: str | None = option(None, "folder of the run; runs/<task> if not given")
     seed: int = option(0, "seed of the twin, of sampling and of the updates")
@@ -60,7 +60,8 @@ class Config:
     duration_clock: str = option("wall", "clock of Δt; cpu is robust against programs that sleep", CLOCKS)
     instrumenter: str = option("ast", "what inserts milestone prints: the syntax tree, or lm: as in the article, the frozen "
                                "starting policy, checked by the syntax tree, which serves where an answer is refused; it "
-                               "writes each program once more, and tiny cannot do it", ("ast", "lm"))  # fmt: skip
+                               "writes each program once more, and tiny cannot do it; none: no prints, failed programs "
+                               "earn no milestones", ("ast", "lm", "none"))  # fmt: skip
     unsafe_sandbox: bool = option(False, "run programs even where the machine cannot keep them from files and processes")
     # reward
     reward_split: str = option("reward", "rows that score the reward; test, as in the article, trains on what eval.py reports",
@@ -88,12 +89,15 @@ class Config:
     duration_cap: float | None = option(None, "largest duration weight")
     failure_weight: float = option(1.0, "weight of the policy term of failed programs; below 1 where they drown the valid ones")
     dual_clip: float | None = option(None, "floor of the surrogate of a bad sample, times its advantage; 3 is usual")
-    advantage: str = option("isolate", "whitening of the advantages: all, or failed and valid apart", ("global", "isolate"))
+    advantage: str = option("gae", "what a token is credited with: GAE of the value head; or group: no value head, the "
+                            "program's reward relative to the others of the step with its task and kind of prompt (scratch or "
+                            "improve; improvement prompts differ in the earlier program)", ("gae", "group"))  # fmt: skip
+    whitening: str = option("isolate", "whitening of GAE's advantages: all, or failed and valid apart", ("global", "isolate"))
     normalise_returns: bool = option(True, "value head predicts returns in units of their running mean and deviation")
     detach_value: bool = option(True, "the value gradient stops at the backbone")
     micro_batch_tok: int | None = option(None, "tokens per forward and backward pass (memory and speed only)")
-    gradient_checkpointing: bool | None = option(None, "compute each layer once more in the backward pass instead of keeping what "
-                                                 "it needs: a third slower (memory and speed only)")  # fmt: skip
+    gradient_checkpointing: bool | None = option(None, "compute each layer once more in the backward pass, a third slower, "
+                                                 "instead of keeping what it needs (memory and speed only)")  # fmt: skip
     # housekeeping
     shard: bool = option(False, "split weights, gradients and optimizer state over the ranks of torchrun (FSDP2)")
     threads: int | None = option(None, "torch threads per rank; cores / ranks if not given")
@@ -223,6 +227,10 @@ def resolve(config: Config) -> Config:
         base = config.model if config.model == "smollm2" else "tiny"
         number = warm_start_settings(base).demonstrations
         config = dataclasses.replace(config, demonstrations=max(number, 600 * len(names)) if base == "tiny" else number)
+    for f in fields(Config):  # the command line's were checked by argparse, those of an older run were not
+        value, choices = getattr(config, f.name), f.metadata["choices"]
+        if choices and value not in choices:
+            raise UsageError(f"{flag(f.name)} {value} must be one of {', '.join(choices)}")
     for name, (holds, words) in RULES.items():
         value = getattr(config, name)
         if value is not None and not holds(value):

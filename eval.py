@@ -2,6 +2,7 @@
 
     python eval.py runs/random-pizza --samples 128
     python eval.py runs/pizza-0 runs/pizza-1 runs/pizza-2        # seeds of one task: a row of means ± standard errors
+    python eval.py --ablate random-pizza          # something else: trains and compares variants, see ablate.py
 
 Both policies write n programs from the same prompts with the same random numbers. Each program is run against the reward
 split ("val"); those that are valid there are run once more against the private test split. The best of k is chosen by its
@@ -28,16 +29,18 @@ import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
 
+import ablate
 from checkpoint import UsageError, latest_checkpoint, load_secret, write_atomically
 from config import Config, flag, resolve, run_main, usage_error
 from curves import plot_curves, read_metrics
 from evaluation import Evaluation, Subject, evaluate_policy
 from results import table, write_table
 from tasks import expand_names, find_task
-from train import build_collector, build_sandbox, load_run_tasks, load_start, set_threads
+from train import build_collector, build_sandbox, load_run_tasks, load_start, prepare, set_threads
 
 # What may differ between runs of one row: the seed, the place, and knobs of memory and speed.
-FREE = ("seed", "run_dir", "task", "data_dir", "sample_batch", "micro_batch_tok", "sandboxes", "threads", "shard", "save_every")
+FREE = ("seed", "run_dir", "task", "data_dir", "sample_batch", "micro_batch_tok", "gradient_checkpointing", "sandboxes",
+        "threads", "shard", "save_every")  # fmt: skip
 
 
 def open_subject(run_dir: Path) -> Subject:
@@ -116,7 +119,7 @@ def evaluate_zero_shot(name: str, model: str | None, data_dir: str | None, sampl
         config = resolve(Config(task=name, model=model, data_dir=data_dir, run_dir=folder, improve_frac=0.0))
         set_threads(config)
         tasks = load_run_tasks(config, Path(folder), "reward")
-        policy = load_start(config, tasks)
+        policy = prepare(config, load_start(config, tasks))
         with build_sandbox(config) as sandbox:
             collector = build_collector(config, tasks, sandbox, load_secret(Path(folder)))
             for task in tasks:
@@ -131,17 +134,20 @@ def main(argv: list[str]) -> int:
     parser.error = usage_error
     parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="folder of a run; several: one table over them")
     parser.add_argument("--zero-shot", metavar="TASK", help="instead of a run: is a program of the untrained policy valid?")
-    parser.add_argument("--model", help="with --zero-shot: as in train.py")
-    parser.add_argument("--data-dir", help="with --zero-shot: as in train.py")
+    parser.add_argument("--model", help="with --zero-shot or --ablate: as in train.py")
+    parser.add_argument("--data-dir", help="with --zero-shot or --ablate: as in train.py")
     parser.add_argument("--samples", type=int, default=128, help="programs per policy, the k of the best of k (128)")
     parser.add_argument("--split", choices=("val", "test"), default="test", help="val leaves the private split alone (test)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the table (the only run's, or runs/table)")
     parser.add_argument("--anew", action="store_true", help="use no finished piece of an earlier evaluation")
+    ablate.add_flags(parser)
     args = parser.parse_args(argv)
+    if (code := ablate.main(args)) is not None:
+        return code
     if args.samples < 1:
         raise UsageError(f"--samples {args.samples} must be positive")
     if bool(args.runs) == (args.zero_shot is not None):
-        raise UsageError("give either the folders of runs or --zero-shot TASK")
+        raise UsageError("give either the folders of runs, --zero-shot TASK or --ablate TASK")
     if args.runs and (args.model is not None or args.data_dir is not None):
         raise UsageError("--model and --data-dir go with --zero-shot: a run is evaluated with its own")
     if args.zero_shot is not None and (args.out is not None or args.anew):

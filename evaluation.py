@@ -22,7 +22,7 @@ from rollout import Collector, Episode
 from sandbox import InfraError
 from tasks import Task, expand_names, find_task, read_published
 from tasks.medals import award
-from train import build_collector, build_sandbox, load_run_tasks, set_threads
+from train import build_collector, build_sandbox, load_run_tasks, prepare, set_threads
 from warmstart import warm_start_settings
 
 
@@ -161,7 +161,7 @@ class Evaluation:
     def whole_collector(self) -> Collector:
         run_dir, reference = self.subject.directory, None
         if self.config.instrumenter == "lm":
-            reference = load_checkpoint_policy(run_dir / "step_0", device()).requires_grad_(False)
+            reference = prepare(self.config, load_checkpoint_policy(run_dir / "step_0", device()).requires_grad_(False))
         sandbox = self.stack.enter_context(build_sandbox(self.config))
         config = replace(self.config, run_dir=str(run_dir))  # the run may have been moved
         return build_collector(config, self.val_tasks, sandbox, load_secret(run_dir), reference)
@@ -173,7 +173,7 @@ class Evaluation:
         print(f"{who}: {self.samples} programs for {self.val_tasks[i].name} from {self.weights[who]} ...", flush=True)
         if self.policy[0] != who:
             self.policy = ("", None)  # first, to free it
-            self.policy = (who, load_checkpoint_policy(self.weights[who], device()))
+            self.policy = (who, prepare(self.config, load_checkpoint_policy(self.weights[who], device())))
         collector = self.collector(i)
         result, best = evaluate_policy(self.policy[1], collector, self.test_tasks[i], self.samples)
         checks = check_program(collector, self.val_tasks[i], best) if best else None

@@ -29,7 +29,7 @@ FP32, BF16 = 4, 2  # bytes
 
 
 def model_config(model: str) -> PretrainedConfig:
-    """Return the shape of a model; of tiny with the largest vocabulary that it may have. Raises OSError if it is not at hand."""
+    """Return the shape of a model; tiny's vocabulary is the largest that it may have. Raises OSError if it is not at hand."""
     if model == "tiny":
         return tiny_config(WarmStart().vocabulary)
     return AutoConfig.from_pretrained(find_smollm2() if model in CONTEXT_TOK else lora.base_of(model))

@@ -8,7 +8,7 @@ It has value_head, nn.Linear(D, 1), and 0-d buffers: value in reward units = val
 Ranks: equal parameters, own episodes, maybe none. Means are over all ranks. A "collective" must be called by each rank.
 
 Departures from PPO (1707.06347): a duration weight on each sample's policy term; means over all tokens of a minibatch,
-not over sequences; the value loss in normalised units; steps with a NaN are skipped.
+not over sequences; the value loss in normalised units; steps with a NaN are skipped. With advantage "group" there is no value.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils import get_total_norm
 
-from duration import duration_metrics, duration_weights
+from duration import duration_metrics, duration_weights, group_mean
 from ranks import all_max, all_sum, gather, rank_and_world
 from shard import clip_gradients, even_out, sum_gradients
 
@@ -42,9 +42,10 @@ class Experience:
     rewards: Tensor  # (B, T) reward units, on the last generated token
     durations: Tensor  # (B,) seconds that the program ran
     task_index: Tensor  # (B,) which task
-    failed: Tensor | None = None  # (B,) bool, the program failed; needed by advantage_mode "isolate" only
+    failed: Tensor | None = None  # (B,) bool, the program failed; needed by whitening "isolate" only
     inverse_inclusion: Tensor | None = None  # (B,) 1 / P(collected), needed by duration_weight "ipw" only
     proximal_logprobs: Tensor | None = None  # (B, T) nats, of the policy before this update, where samples are stale
+    group_index: Tensor | None = None  # (B,) which task and kind of prompt, needed by advantage "group" only
 
 
 @dataclass
@@ -115,6 +116,20 @@ def masked_whiten(x, mask, failed=None):
     return masked((z - mean) / (std + 1e-8), mask).to(masked(x, mask).dtype)  # (B, T)
 
 
+def group_advantages(rewards, action_mask, group):
+    """Compute group-relative advantages (GRPO, 2402.03300), (B, T): (R - mean) / (std + 1e-6), equal on all tokens of a row.
+
+    R sums a row's rewards (B, T); mean and biased std are over its group (B,) on all ranks, 0 for a lone sample or no spread.
+    GRPO samples a group from one prompt; improvement prompts of a group differ in the program they show. A collective.
+    """
+    rewards = masked(rewards, action_mask)  # (B, T)
+    group = torch.where(action_mask.any(1), group.long() + 1, 0)  # (B,), rows without an action apart
+    centred = (total := rewards.double().sum(1)) - group_mean(total, group)  # (B,)
+    std = group_mean(centred.square(), group).sqrt()  # (B,)
+    relative = torch.where(std <= 1e-6, 0.0, centred / (std + 1e-6))  # (B,): less spread is rounding; a NaN stays one
+    return masked(relative[:, None].to(rewards.dtype), action_mask)
+
+
 # losses
 def evaluate(policy, tokens, action_mask, temperature, detach_value=False):
     """Return logprobs and exact entropies (nats, at the sampling temperature) and values (head's units), each (B, T).
@@ -178,8 +193,10 @@ def policy_loss(logprobs, old_logprobs, advantages, weights, action_mask, clip_e
 def value_loss(values, old_values, returns, action_mask, clip_eps, normaliser=None):
     """Compute the clipped value loss, 0.5 Σ max((V - ret)², (clip(V, V_old ± ε) - ret)²) / normaliser.
 
-    All (B, T), all in one unit, clip_eps too (inf: no clipping); normaliser as in policy_loss.
+    All (B, T), all in one unit, clip_eps too (inf: no clipping); normaliser as in policy_loss. Without returns (None) it is 0.
     """
+    if returns is None:
+        return values.new_zeros(()), {"clip_frac": values.new_zeros(())}
     mean = partial(token_mean, mask=action_mask, normaliser=normaliser)
     values, old_values, returns = (masked(x, action_mask) for x in (values, old_values, returns))  # (B, T)
     clipped = torch.clamp(values, old_values - clip_eps, old_values + clip_eps)  # (B, T)
@@ -239,7 +256,7 @@ def old_logprobs(experience):
 
 
 def build_batch(policy, experience, values, advantages, returns, weights):
-    """Gather what the losses read into a dict of tensors with one row per episode; values in the head's units."""
+    """Gather what the losses read: tensors with one row per episode; values in the head's units, none if returns is None."""
     mask, mean, std = experience.action_mask, policy.value_mean, policy.value_std  # (B, T), (), ()
     batch = {
         "tokens": experience.tokens,
@@ -247,23 +264,24 @@ def build_batch(policy, experience, values, advantages, returns, weights):
         "behaviour_logprobs": masked(experience.behaviour_logprobs, mask),
         "old_logprobs": masked(old_logprobs(experience), mask),
         "reference_logprobs": masked(experience.reference_logprobs, mask),
-        "old_values": masked((values - mean) / std, mask),
-        "returns": masked((returns - mean) / std, mask),
         "advantages": advantages,
         "weights": weights,
         "lengths": (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1),  # (B,), to the last action
     }
+    if returns is not None:
+        batch |= {"old_values": masked((values - mean) / std, mask), "returns": masked((returns - mean) / std, mask)}
     return select_rows(batch, batch["lengths"].nonzero().squeeze(1))  # a row without an action teaches nothing
 
 
 def batch_metrics(experience, advantages, returns, weights):
-    """Describe the batch of all ranks before anything is learnt from it. A collective."""
+    """Describe the batch of all ranks before anything is learnt from it; returns may be None. A collective."""
     mask = experience.action_mask  # (B, T)
     kl = masked(kl_k3(experience.behaviour_logprobs, experience.reference_logprobs), mask)  # (B, T)
     mismatch = masked(kl_k3(experience.behaviour_logprobs, old_logprobs(experience)), mask)  # (B, T)
-    sums = all_sum(torch.stack([kl.sum(), mismatch.sum(), mask.any(1).sum(), mask.sum()]).double()).tolist()
-    kl_sum, mismatch_sum, sequences, actions = sums
-    (_, error_std), (_, return_std) = masked_moments(advantages, mask), masked_moments(returns, mask)  # A = return - V
+    sums = torch.stack([kl.sum(), mismatch.sum(), mask.any(1).sum(), mask.sum()])  # (4,)
+    kl_sum, mismatch_sum, sequences, actions = all_sum(sums.double()).tolist()
+    _, error_std = masked_moments(advantages, mask)  # A = return - V
+    _, return_std = masked_moments(returns, mask) if returns is not None else (0.0, 0.0)
     return {
         "policy/kl_ref": kl_sum / max(sequences, 1),  # nats per sequence, of the policy that sampled
         "value/explained_variance": float(1 - (error_std / return_std) ** 2) if return_std > 0 else 0.0,
@@ -278,7 +296,7 @@ def compute_loss(policy, batch, normaliser, *, temperature, clip_eps, value_clip
     logprobs, entropy, values = evaluate(policy, batch["tokens"], mask, temperature, detach_value)  # (B, T)
     policy_term, policy_metrics = policy_loss(logprobs, batch["old_logprobs"], batch["advantages"], batch["weights"],
                                               mask, clip_eps, normaliser, dual_clip, batch["behaviour_logprobs"])
-    value_term, value_metrics = value_loss(values, batch["old_values"], batch["returns"], mask, value_clip_eps,
+    value_term, value_metrics = value_loss(values, batch.get("old_values"), batch.get("returns"), mask, value_clip_eps,
                                            normaliser)
     entropy_term = token_mean(entropy, mask, normaliser)
     kl_term = token_mean(kl_k3(logprobs, batch["reference_logprobs"]), mask, normaliser)
@@ -337,27 +355,35 @@ def train_minibatch(policy, optimizer, loss_fn, batch, micro_batch_tok, max_grad
 
 def update(policy, optimizer, experience, *, epochs, minibatches, micro_batch_tok, gamma, gae_lambda, clip_eps,
            value_clip_eps, value_coef, entropy_coef, kl_coef, max_grad_norm, temperature, duration_weight="none",
-           duration_cap=None, advantage_mode="global", normalise_returns=True, value_stats_rate=0.1, detach_value=False,
-           dual_clip=None, failure_weight=1.0, generator=None, guard=None):
+           duration_cap=None, advantage="gae", whitening="global", normalise_returns=True, value_stats_rate=0.1,
+           detach_value=False, dual_clip=None, failure_weight=1.0, generator=None, guard=None):
     """Update the policy on one batch: advantages and weights once, then epochs × minibatches optimizer steps.
 
-    micro_batch_tok: tokens, pads included, in one forward pass; value_clip_eps: in the head's units; advantage_mode:
-    global or isolate; failure_weight: of the policy term of failed samples; generator: a CPU torch.Generator for the order,
-    in the same state on all ranks; guard: the caller's NonFiniteGuard.
+    micro_batch_tok: tokens, pads included, in one forward pass; value_clip_eps: in the head's units; advantage: gae, or group
+    (no whitening, no value loss, the value head stays as it is); whitening: global or isolate; failure_weight: of the policy
+    term of failed samples; generator: a CPU torch.Generator for the order, in the same state on all ranks; guard: the
+    caller's NonFiniteGuard.
     Returns a dict of floats, equal on all ranks, means over the steps taken. A collective.
     """
-    if advantage_mode not in ("global", "isolate") or (advantage_mode == "isolate" and experience.failed is None):
-        raise ValueError(f"advantage mode {advantage_mode} must be global, or isolate with experience.failed given")
-    mask, failed = experience.action_mask, experience.failed if advantage_mode == "isolate" else None  # (B, T), (B,)
-    advantages, returns = compute_gae(experience.rewards, experience.values, mask, gamma, gae_lambda)  # (B, T)
+    if whitening not in ("global", "isolate") or (whitening == "isolate" and experience.failed is None):
+        raise ValueError(f"whitening {whitening} must be global, or isolate with experience.failed given")
+    if advantage not in ("gae", "group") or (advantage == "group" and experience.group_index is None):
+        raise ValueError(f"advantage {advantage} must be gae, or group with experience.group_index given")
+    mask, values = experience.action_mask, experience.values  # (B, T)
     weights = duration_weights(experience.durations, duration_weight, experience.task_index, duration_cap,
                                experience.inverse_inclusion)  # (B,)
     if failure_weight != 1:
         weights = torch.where(experience.failed, failure_weight * weights, weights)
+    if advantage == "group":
+        advantages, returns = group_advantages(experience.rewards, mask, experience.group_index), None  # (B, T)
+    else:
+        advantages, returns = compute_gae(experience.rewards, values, mask, gamma, gae_lambda)  # (B, T)
     metrics = batch_metrics(experience, advantages, returns, weights)
-    fresh = normalise_returns and update_value_statistics(policy, returns, mask, value_stats_rate)
-    values = policy.value_mean.expand(mask.shape) if fresh else experience.values  # (B, T): a new head predicts the mean
-    batch = build_batch(policy, experience, values, masked_whiten(advantages, mask, failed), returns, weights)
+    if returns is not None:
+        fresh = normalise_returns and update_value_statistics(policy, returns, mask, value_stats_rate)
+        values = policy.value_mean.expand(mask.shape) if fresh else values  # (B, T): a new head predicts the mean
+        advantages = masked_whiten(advantages, mask, experience.failed if whitening == "isolate" else None)  # (B, T)
+    batch = build_batch(policy, experience, values, advantages, returns, weights)
     loss_fn = partial(compute_loss, policy, temperature=temperature, clip_eps=clip_eps, value_clip_eps=value_clip_eps,
                       value_coef=value_coef, entropy_coef=entropy_coef, kl_coef=kl_coef, dual_clip=dual_clip,
                       detach_value=detach_value)

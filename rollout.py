@@ -50,7 +50,7 @@ class Episode:
     program: str | None
     execution: Execution
     reward: Reward
-    instrumented_by: str = "ast"  # ast | lm: whose milestone prints ran
+    instrumented_by: str = "ast"  # ast | lm | none: whose milestone prints ran
 
     def record(self) -> dict:
         """Return what <run>/episodes.jsonl keeps."""
@@ -158,6 +158,7 @@ class Collector:
     sample_batch: int = 64  # rows sampled together: memory and speed, never the programs
     reward_options: dict = field(default_factory=dict)
     instrumenter: LMInstrumenter | None = None  # without one the syntax tree instruments
+    milestone_prints: bool = True  # without them programs run as written, and none reaches a milestone
 
     def __post_init__(self):
         for task in self.tasks:
@@ -194,8 +195,10 @@ class Collector:
             run.future, run.ended_at = Future(), run.started_at
             run.future.set_result(NO_PROGRAM)
             return
-        instrumented, accepted = instrument(run.program, self._token(run.index), run.proposal)
-        run.instrumented_by = "lm" if accepted else "ast"
+        instrumented, run.instrumented_by = run.program, "none"
+        if self.milestone_prints:
+            instrumented, accepted = instrument(run.program, self._token(run.index), run.proposal)
+            run.instrumented_by = "lm" if accepted else "ast"
         task, seed = self.task_of(run.index), self.sample_seed(run.index)
         run.future = self.sandbox.submit(instrumented, task.public_dir, time_limit_s=task.time_limit_s, seed=seed)
         run.future.add_done_callback(lambda _: setattr(run, "ended_at", time.monotonic()))
@@ -272,8 +275,8 @@ def to_experience(
 ) -> ppo.Experience:  # fmt: skip
     """Lay episodes out as right-padded (B, T) tensors, with the values of `policy` and log-probabilities of `reference`.
 
-    Episodes that an older policy than policy_version sampled, and all in bf16, also get the log-probabilities of `policy`. Masks come from the
-    lengths that were sampled, never from token ids: a pad may equal the end of sequence.
+    Episodes that an older policy than policy_version sampled, and all in bf16, also get the log-probabilities of `policy`.
+    Masks come from the lengths that were sampled, never from token ids: a pad may equal the end of sequence.
     """
     device = policy.device
     width = max((len(e.prompt_ids) + len(e.response_ids) for e in episodes), default=1)  # a rank may have no episode
@@ -303,11 +306,13 @@ def to_experience(
         reference_logprobs[rows, :end] = ppo.evaluate(reference, ids, mask, temperature)[0]
     if stale.any():  # fresh rows keep what was stored at sampling, bit for bit
         proximal_logprobs = torch.where(stale[:, None], current_logprobs, behaviour_logprobs)  # (B, T)
+    task_index = torch.tensor([[*task_names, e.task].index(e.task) for e in episodes], dtype=torch.long, device=device)  # (B,)
+    improve = torch.tensor([e.kind == "improve" for e in episodes], dtype=torch.long, device=device)  # (B,)
     return ppo.Experience(
         tokens=tokens, action_mask=action_mask, behaviour_logprobs=behaviour_logprobs, proximal_logprobs=proximal_logprobs,
         reference_logprobs=reference_logprobs, values=values, rewards=rewards.to(device),
         durations=torch.tensor([e.execution.duration_s for e in episodes], dtype=torch.float32, device=device),
-        task_index=torch.tensor([[*task_names, e.task].index(e.task) for e in episodes], dtype=torch.long, device=device),
+        task_index=task_index, group_index=2 * task_index + improve,
         failed=torch.tensor([e.reward.score is None for e in episodes], dtype=torch.bool, device=device),
         inverse_inclusion=torch.tensor(inverse_inclusion or [1.0] * len(episodes), device=device),
     )  # fmt: skip

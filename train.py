@@ -174,6 +174,7 @@ def build_collector(
         improve_frac=config.improve_frac, memory_gib=config.memory_gib, sample_batch=config.sample_batch,
         reward_options=rewards,
         instrumenter=LMInstrumenter(reference, slots=config.sample_batch) if config.instrumenter == "lm" else None,
+        milestone_prints=config.instrumenter != "none",
     )  # fmt: skip
 
 
@@ -268,7 +269,7 @@ def update(config: Config, policy: Policy, optimizer, experience: ppo.Experience
         value_clip_eps=config.value_clip_eps, value_coef=config.value_coef, kl_coef=state.kl_coef,
         entropy_coef=config.entropy_coef * remaining, max_grad_norm=config.max_grad_norm,
         temperature=config.temperature, duration_weight=config.duration_weight, duration_cap=config.duration_cap,
-        advantage_mode=config.advantage, normalise_returns=config.normalise_returns,
+        advantage=config.advantage, whitening=config.whitening, normalise_returns=config.normalise_returns,
         detach_value=config.detach_value, dual_clip=config.dual_clip, failure_weight=config.failure_weight,
         generator=state.generator, guard=state.guard,
     )  # fmt: skip

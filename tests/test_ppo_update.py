@@ -26,7 +26,7 @@ def test_micro_batches_cover_each_row_once_within_the_budget():
 @pytest.mark.parametrize("budget", [1, 15, 30])
 def test_micro_batch_budget_changes_neither_parameters_nor_metrics(budget):  # case 15
     experience = sample_experience(ToyPolicy())
-    changes = {"epochs": 2, "duration_weight": "mean", "advantage_mode": "isolate"}
+    changes = {"epochs": 2, "duration_weight": "mean", "whitening": "isolate"}
     whole, split = updated(experience, **changes), updated(experience, micro_batch_tok=budget, **changes)
     close(split[0], whole[0], atol=1e-9)
     assert whole[1] == pytest.approx(split[1], abs=1e-6)
@@ -35,7 +35,7 @@ def test_micro_batch_budget_changes_neither_parameters_nor_metrics(budget):  # c
 @pytest.mark.parametrize("garbage", [1e6, NAN])
 def test_garbage_under_the_mask_changes_nothing(garbage):  # case 18
     clean, dirty = (sample_experience(ToyPolicy(), garbage=x) for x in (0.0, garbage))
-    changes = {"epochs": 2, "minibatches": 2, "duration_weight": "mean", "advantage_mode": "isolate"}
+    changes = {"epochs": 2, "minibatches": 2, "duration_weight": "mean", "whitening": "isolate"}
     a, b = (updated(x, generator=torch.Generator().manual_seed(0), **changes) for x in (clean, dirty))
     assert torch.equal(a[0], b[0]) and a[1] == b[1] and all(map(math.isfinite, b[1].values()))
 
@@ -43,7 +43,7 @@ def test_garbage_under_the_mask_changes_nothing(garbage):  # case 18
 def test_no_input_is_written_to():  # case 18
     experience = sample_experience(ToyPolicy(), garbage=NAN)
     before = {name: x.clone() for name, x in vars(experience).items() if x is not None}
-    updated(experience, epochs=2, minibatches=2, duration_weight="log", duration_cap=1.5, advantage_mode="isolate")
+    updated(experience, epochs=2, minibatches=2, duration_weight="log", duration_cap=1.5, whitening="isolate")
     for name, x in before.items():
         torch.testing.assert_close(getattr(experience, name), x, equal_nan=True, atol=0, rtol=0)
 
@@ -97,8 +97,8 @@ def test_more_minibatches_than_episodes_is_fine():
 
 def test_isolate_needs_to_know_who_failed():
     unknown = ppo.Experience(**{**vars(sample_experience(ToyPolicy())), "failed": None})
-    for changes in ({"advantage_mode": "isolate"}, {"advantage_mode": "apart"}):
-        with pytest.raises(ValueError, match="advantage mode"):
+    for changes in ({"whitening": "isolate"}, {"whitening": "apart"}):
+        with pytest.raises(ValueError, match="whitening"):
             updated(unknown, **changes)
 
 
@@ -121,7 +121,15 @@ def test_nan_steps_are_skipped_counted_and_ten_in_a_row_raise():
 
 # two ranks
 FEW = (1, 2, 3, 5)  # samples in all
-SHARED = {"duration_weight": "mean", "advantage_mode": "isolate", "epochs": 2, "minibatches": 2}
+SHARED = {"duration_weight": "mean", "whitening": "isolate", "epochs": 2, "minibatches": 2}
+
+
+GROUPED = {"duration_weight": "mean", "advantage": "group", "epochs": 2, "minibatches": 2}
+
+
+def with_groups(experience):
+    """Three groups whose rows lie on both ranks, one of them a lone row."""
+    return replace(experience, group_index=torch.tensor([0, 2, 0, 2, 5, 0]))
 
 
 def in_order(**changes):
@@ -150,6 +158,9 @@ def run_rank(rank, directory):
         few = sample_experience(ToyPolicy(), (2,) * n, (4,) * n)
         own = slice(0, (n + 1) // 2) if rank == 0 else slice((n + 1) // 2, n)
         result[n] = updated(rows_of(few, own), **in_order(**SHARED))
+    groups = with_groups(experience)
+    result["group"] = updated(rows_of(groups, slice(0, 4) if rank == 0 else slice(4, 6)), **in_order(**GROUPED))
+    result["group idle"] = updated(rows_of(groups, slice(0, 6) if rank == 0 else slice(0)), **in_order(**GROUPED))
     torch.save(result, f"{directory}/rank{rank}.pt")
     finish_processes()
 
@@ -179,6 +190,15 @@ def test_two_ranks_take_the_step_of_one(two_ranks, share):  # cases 15, 19
     for rank in two_ranks:
         close(rank[share][0], after, atol=1e-9)
         for name in metrics.keys() - (probes if share == "split" else set()):
+            assert rank[share][1][name] == pytest.approx(metrics[name], abs=1e-6), name
+
+
+@pytest.mark.parametrize("share", ["group", "group idle"])
+def test_two_ranks_take_the_group_step_of_one(two_ranks, share):
+    after, metrics = updated(with_groups(sample_experience(ToyPolicy())), **in_order(**GROUPED))
+    for rank in two_ranks:
+        close(rank[share][0], after, atol=1e-9)
+        for name in metrics.keys() - {"policy/backbone_grad_norm", "value/grad_norm"}:
             assert rank[share][1][name] == pytest.approx(metrics[name], abs=1e-6), name
 
 
@@ -227,3 +247,75 @@ def test_an_update_on_fresh_samples_is_the_same_with_their_own_logprobs_as_proxi
     assert torch.equal(plain, again)
     stale, metrics = updated(replace(experience, proximal_logprobs=experience.behaviour_logprobs + 0.5))
     assert not torch.equal(plain, stale) and metrics["policy/mismatch_kl"] > 0
+
+
+# group-relative advantages
+
+
+def one_reward_a_row(rewards):
+    """Rewards (B, 4) on the last of one to three actions, and the mask."""
+    mask = torch.tensor([[0, 1, 1, 1], [0, 0, 1, 0], [0, 1, 1, 0]]).bool().repeat(2, 1)[: len(rewards)]
+    last = 3 - mask.flip(1).int().argmax(1)
+    return torch.zeros(len(rewards), 4).scatter(1, last[:, None], torch.tensor(rewards)[:, None]), mask
+
+
+def test_group_advantages_by_hand():
+    rewards, mask = one_reward_a_row([1.0, 2.0, 3.0, -10.0, -10.0, 5.0])
+    advantages = ppo.group_advantages(rewards, mask, torch.tensor([0, 0, 0, 3, 3, 1]))
+    close(advantages[:3], [[0, -1.224745, -1.224745, -1.224745], [0] * 4, [0, 1.224745, 1.224745, 0]], atol=1e-5)
+    assert not advantages[3:].any()  # exactly 0 without spread, and alone: an optimizer would scale rounding up
+
+
+def test_a_nan_is_seen_in_its_group_and_a_row_without_action_in_none():
+    rewards, mask = one_reward_a_row([1.0, NAN, 3.0, 1.0, 2.0, 3.0])
+    mask[3] = False
+    advantages = ppo.group_advantages(rewards, mask, torch.tensor([0, 1, 0, 0, 2, 2]))
+    assert advantages[1, 2].isnan() and advantages[[0, 2, 3, 4, 5]].isfinite().all()
+    close(advantages[0, 1:], [-1.0, -1.0, -1.0], atol=1e-5)
+    assert not advantages[3].any()
+
+
+def test_group_mode_has_no_value_loss_and_leaves_the_value_head_alone():
+    policy, before = ToyPolicy(), ToyPolicy()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=0.1, weight_decay=0.0)
+    metrics = ppo.update(policy, optimizer, with_groups(sample_experience(policy)), **SETTINGS, advantage="group")
+    value = {name for name in policy.state_dict() if name.startswith("value")}
+    assert value == {"value_head.weight", "value_head.bias", "value_mean", "value_std"}
+    for name, x in policy.state_dict().items():
+        assert torch.equal(x, before.state_dict()[name]) == (name in value), name
+    names = ("value/loss", "value/clip_frac", "value/explained_variance", "value/grad_norm")
+    assert [metrics[name] for name in names] == [0.0] * 4 and metrics["policy/backbone_grad_norm"] > 0
+
+
+@pytest.mark.parametrize("changes", [{"gamma": 0.5}, {"gae_lambda": 0.5}, {"value_coef": 9.0}, {"whitening": "isolate"}])
+def test_group_mode_reads_no_setting_of_the_value_head(changes):
+    experience = with_groups(sample_experience(ToyPolicy()))
+    assert torch.equal(updated(experience, advantage="group")[0], updated(experience, advantage="group", **changes)[0])
+    assert not torch.equal(updated(experience)[0], updated(experience, **changes)[0])
+
+
+def test_the_group_loss_by_hand():
+    """One group, ratio 1: the policy loss is -Σ w A over the tokens; KL and entropy are those of gae."""
+    experience = replace(sample_experience(ToyPolicy()), group_index=torch.zeros(6).long())
+    mask, total = experience.action_mask, experience.rewards.sum(1)
+    relative = (total - total.mean()) / (total.std(correction=0) + 1e-6)
+    weights = experience.durations / torch.stack([experience.durations[i::2].mean() for i in (0, 1)]).repeat(3)
+    _, metrics = updated(experience, advantage="group", duration_weight="mean")
+    assert metrics["policy/loss"] == pytest.approx(float(-(weights * relative * mask.sum(1)).sum() / mask.sum()), abs=1e-6)
+    _, gae = updated(experience, duration_weight="mean")
+    for name in ("policy/kl_k3", "policy/entropy", "policy/kl_ref"):
+        assert metrics[name] == pytest.approx(gae[name], abs=1e-9) and metrics[name] > 0
+
+
+@pytest.mark.parametrize("budget", [1, 15])
+def test_micro_batches_do_not_change_a_group_update(budget):
+    experience = with_groups(sample_experience(ToyPolicy()))
+    whole, split = (updated(experience, **in_order(**GROUPED, micro_batch_tok=b)) for b in (10_000, budget))
+    close(split[0], whole[0], atol=1e-9)
+    assert whole[1] == pytest.approx(split[1], abs=1e-6)
+
+
+def test_group_needs_to_know_the_groups():
+    for changes in ({"advantage": "group"}, {"advantage": "grpo"}):
+        with pytest.raises(ValueError, match="advantage"):
+            updated(sample_experience(ToyPolicy()), **changes)

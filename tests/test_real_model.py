@@ -27,9 +27,10 @@ def model(tmp_path_factory, pizza) -> Path:
     """A Llama whose embeddings are tied, with a chat template and a tokenizer that knows the prompt."""
     tokenizer = train_tokenizer([build_prompt(pizza, brief=False), *ANSWERS * 20], 1500)
     tokenizer.chat_template = "{% for m in messages %}Q: {{ m.content }}\n{% endfor %}A:"
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id,
-                         bos_token_id=None, pad_token_id=tokenizer.pad_token_id, initializer_range=0.1, **shape)  # fmt: skip
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, tie_word_embeddings=True, bos_token_id=None,
+                         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, initializer_range=0.1,
+                         **shape)  # fmt: skip
     torch.manual_seed(0)
     policy, prompt = Policy(LlamaForCausalLM(config), tokenizer), build_prompt(pizza, brief=False)
     examples = [encode_example(tokenizer, prompt, answer) for answer in ANSWERS]

@@ -124,6 +124,12 @@ def test_infrastructure_errors_are_no_reward():
         compute_reward(make_task(grade=lambda submission: math.nan), TRAINED, make_execution(), TOKEN)
 
 
+def test_the_no_model_penalty_needs_no_milestone_prints():
+    reward = compute_reward(make_task(), COPIED, make_execution(submission=b"0.5"), TOKEN)
+    assert reward.penalties == {"no_model": 0.5} and reward.milestones == ()
+    assert not compute_reward(make_task(), TRAINED, make_execution(submission=b"0.5"), TOKEN).penalties
+
+
 def test_a_constant_submission_pays_the_no_model_penalty():
     reward = compute_reward(make_task(), COPIED, make_execution(submission=b"0.5"), TOKEN)
     assert (reward.total, reward.penalties) == (-0.5, {"no_model": 0.5})

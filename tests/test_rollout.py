@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
@@ -199,6 +200,23 @@ def test_infra_errors_leave_the_batch_and_records_are_json(policy, pizza, monkey
     episodes = collector(pizza, FakeSandbox(infra=2)).collect(policy, range(6))
     assert [e.index for e in episodes] == [2, 3, 4, 5]
     assert json.loads(json.dumps(episodes[0].record()))["execution"]["stderr"] == "NameError: x"
+
+
+def test_a_group_is_a_task_and_a_kind_of_prompt(policy):
+    episodes = [episode([1], [2], index=i) for i in range(4)]
+    episodes = [replace(e, task=t, kind=k) for e, (t, k) in zip(
+        episodes, [("a", "scratch"), ("b", "improve"), ("a", "improve"), ("a", "scratch")], strict=True)]  # fmt: skip
+    x = to_experience(episodes, policy, policy, temperature=1.0, micro_batch_tok=99, task_names=["a", "b"])
+    assert x.task_index.tolist() == [0, 1, 0, 0] and x.group_index.tolist() == [0, 3, 1, 0]
+
+
+def test_without_milestone_prints_a_program_runs_as_written_and_a_failure_earns_nothing(policy, pizza, monkeypatch):
+    monkeypatch.setattr("rollout.extract_program", lambda text: "import os\n")
+    printing, silent = FakeSandbox(), FakeSandbox()
+    collector(pizza, printing).collect(policy, range(1))
+    [made] = collector(pizza, silent, milestone_prints=False).collect(policy, range(1))
+    assert [program for program, _ in silent.programs] == ["import os\n"] != [program for program, _ in printing.programs]
+    assert (made.instrumented_by, made.reward.total, made.reward.milestones) == ("none", -10.0, ())
 
 
 def test_a_response_without_program_fails_without_running(policy, pizza, monkeypatch):

@@ -1,5 +1,7 @@
 """shard.py: two sharded ranks, one of them without an episode, learn what one process learns."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,10 +28,14 @@ def small_policy() -> Policy:
     return policy
 
 
-def learn(policy: Policy, experience: ppo.Experience) -> tuple[torch.optim.Optimizer, dict]:
+def learn(policy: Policy, experience: ppo.Experience, **more) -> tuple[torch.optim.Optimizer, dict]:
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(0)
-    return optimizer, ppo.update(policy, optimizer, experience, **{**SETTINGS, **CHANGES, "generator": generator})
+    return optimizer, ppo.update(policy, optimizer, experience, **{**SETTINGS, **CHANGES, **more, "generator": generator})
+
+
+def with_groups(experience: ppo.Experience) -> ppo.Experience:
+    return replace(experience, group_index=torch.arange(len(experience.durations)) % 2)
 
 
 def run_rank(rank: int, directory: str) -> None:
@@ -46,6 +52,9 @@ def run_rank(rank: int, directory: str) -> None:
     optimizer, metrics = learn(policy, experience)
     result = {"metrics": metrics, "weights": whole_weights(policy), "optimizer": whole_optimizer_state(policy, optimizer),
               "head": policy.value_head.weight.detach()}  # fmt: skip
+    grouped, experience = shard(frozen_copy(whole).requires_grad_(True)), with_groups(experience)
+    result["group metrics"] = learn(grouped, experience, advantage="group")[1]
+    result["group weights"] = whole_weights(grouped)
     torch.save(result, f"{directory}/rank{rank}.pt")
     dist.barrier()  # as on resume, every rank reads the file
     fresh, saved = torch.optim.AdamW(policy.parameters(), lr=1e-2), torch.load(f"{directory}/rank0.pt")["optimizer"]
@@ -76,6 +85,16 @@ def test_two_sharded_ranks_learn_what_one_process_learns(two_ranks):
     assert ours.keys() == theirs.keys() and two_ranks[1]["optimizer"].get("state", {}) == {}
     for name, moments in ours.items():
         close(theirs[name]["exp_avg"], moments["exp_avg"], atol=1e-4)
+
+
+def test_two_sharded_ranks_learn_from_groups_what_one_process_does(two_ranks):
+    policy = small_policy()
+    _, metrics = learn(policy, with_groups(sample_experience(small_policy())), advantage="group")
+    for name, tensor in two_ranks[0]["group weights"].items():
+        close(tensor, dict(policy.lm.named_parameters())[name].detach(), atol=1e-4)
+    for rank in two_ranks:
+        for name in metrics.keys() - {"policy/backbone_grad_norm", "value/grad_norm"}:
+            assert rank["group metrics"][name] == pytest.approx(metrics[name], rel=1e-3, abs=1e-5), name
 
 
 def test_gradients_are_clipped_together():

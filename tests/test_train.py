@@ -99,6 +99,18 @@ def test_a_broken_run_and_an_occupied_folder_are_refused(straight_run, tmp_path,
         train.main(["--resume", run])
 
 
+def test_a_run_from_before_advantage_had_its_present_meaning_is_not_resumed_as_another(tmp_path):
+    stored = {**dataclasses.asdict(Config(model="tiny", run_dir=str(tmp_path))), "advantage": "global"}
+    del stored["whitening"]
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    (tmp_path / "latest").write_text("step_2\n")
+    (tmp_path / "step_2").mkdir()
+    for name in ("config.json", "value_head.safetensors", "trainer.pt"):
+        (tmp_path / "step_2" / name).touch()
+    with pytest.raises(UsageError, match="--advantage global must be one of gae, group"):
+        parse_args(["--resume", str(tmp_path)])
+
+
 def test_restarts_by_torchrun_on_several_nodes_are_refused(monkeypatch):
     for name, value in {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_MAX_RESTARTS": 0}.items():
         monkeypatch.setenv(name, str(value))
