@@ -25,6 +25,7 @@ from config import Config, resolve, run_main, usage_error
 from model import Policy
 from ranks import device
 from reward import Reward, grade
+from robust import evaluate_robustness
 from rollout import Collector, Episode
 from sandbox import InfraError
 from tasks import Task
@@ -230,6 +231,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--data-dir", help="with --zero-shot: as in train.py")
     parser.add_argument("--samples", type=int, default=128, help="programs per policy (128)")
     parser.add_argument("--split", choices=("val", "test"), default="test", help="val leaves the private split alone (test)")
+    parser.add_argument("--robust", action="store_true", help="instead: what is lost when the task is presented differently")
+    parser.add_argument("--repeats", type=int, help="with --robust: answers to each of the --samples prompts (3)")
+    parser.add_argument("--held-out", metavar="TASK", help="with --robust: a task not trained on (the first of the others)")
     args = parser.parse_args(argv)
     if args.samples < 1:
         raise UsageError(f"--samples {args.samples} must be positive")
@@ -237,7 +241,13 @@ def main(argv: list[str]) -> int:
         raise UsageError("give either the folder of a run or --zero-shot TASK")
     if args.run is not None and (args.model is not None or args.data_dir is not None):
         raise UsageError("--model and --data-dir go with --zero-shot: a run is evaluated with its own")
-    if args.zero_shot is not None:
+    if args.robust and args.run is None:
+        raise UsageError("--robust needs the folder of a run")
+    if not args.robust and (args.repeats is not None or args.held_out is not None):
+        raise UsageError("--repeats and --held-out go with --robust")
+    if args.robust:
+        evaluate_robustness(args.run, args.samples, args.repeats, args.held_out)
+    elif args.zero_shot is not None:
         evaluate_zero_shot(args.zero_shot, args.model, args.data_dir, args.samples)
     else:
         evaluate_run(args.run, args.samples, args.split)
