@@ -175,6 +175,17 @@ def test_the_policy_reads_the_perturbed_prompts(run, monkeypatch):
     assert len({*texts}) == views - (texts[0] == texts[2 * NAMES.index("shuffled")])
 
 
+def test_several_tasks_have_a_table_each_and_what_does_not_apply_is_said(run):
+    config = json.loads((run / "config.json").read_text()) | {"task": "plant-pathology,insults"}
+    (run / "config.json").write_text(json.dumps(config))
+    evaluate_robustness(run, 1, 1, "hello-world")
+    plants, insults = json.loads((run / "robust.json").read_text())["tasks"]
+    assert (plants["task"], insults["task"]) == ("plant-pathology", "insults")
+    assert [len(table["rows"]) for table in (plants, insults)] == [2 * (len(NAMES) + 1)] * 2
+    assert "trained, renamed: not measured, it changes nothing of this task." in plants["notes"]
+    assert len([name for name in pieces(run) if "held-out" in name]) == 2  # once per policy, in both tables
+
+
 def test_a_brief_prompt_is_said_not_to_show_the_description(run):
     for step in ("step_0", "step_2"):
         config = json.loads((run / step / "config.json").read_text()) | {"nanomle_kind": "tiny"}
