@@ -4,11 +4,14 @@ SEED ?= 0
 RUN ?= runs/demo-$(SEED)
 BIN := .venv/bin
 
-.PHONY: demo test hostile bench smollm2 lint clean
+.PHONY: demo report test hostile bench smollm2 lint clean
 
 demo: .venv/installed
 	$(BIN)/python train.py $(if $(wildcard $(RUN)/latest),--resume $(RUN),--task random-pizza --model tiny --run-dir $(RUN) --seed $(SEED))
 	$(BIN)/python eval.py $(RUN)
+
+report: .venv/installed
+	$(BIN)/python report.py $(RUN)
 
 test: .venv/installed
 	$(BIN)/python -m pytest

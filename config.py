@@ -171,12 +171,17 @@ def parse_args(argv: list[str]) -> tuple[Config, Path | None, bool]:
     return _resumed_config(Path(resume), given), Path(resume), dry_run
 
 
+def load_config(run_dir: Path) -> Config:
+    """Return a run's configuration, with its folder where it is now. Raises UsageError."""
+    try:
+        return dataclasses.replace(Config(**json.loads((run_dir / "config.json").read_text())), run_dir=str(run_dir))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{run_dir} has no readable config.json ({error}); name the folder of a run") from error
+
+
 def _resumed_config(run_dir: Path, given: dict) -> Config:
     """Return the run's own configuration. Only --steps and --[no-]shard may be given anew: train longer, or on other ranks."""
-    try:
-        stored = Config(**json.loads((run_dir / "config.json").read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"--resume {run_dir}: no readable config.json there ({error}); name the folder of a run") from error
+    stored = load_config(run_dir)
     if given.get("data_dir"):
         given["data_dir"] = str(Path(given["data_dir"]).absolute())
     if given.get("task"):
@@ -189,7 +194,7 @@ def _resumed_config(run_dir: Path, given: dict) -> Config:
     if given.get("steps", done) < done:
         raise UsageError(f"--steps {given['steps']}: the run has done {done} steps already")
     anew = {name: given[name] for name in ("steps", "shard") if name in given}
-    return resolve(dataclasses.replace(stored, run_dir=str(run_dir), **anew))
+    return resolve(dataclasses.replace(stored, **anew))
 
 
 def _with_absolute_files(task: str) -> str:

@@ -31,10 +31,11 @@ from pathlib import Path
 
 import ablate
 from checkpoint import UsageError, latest_checkpoint, load_secret, write_atomically
-from config import Config, flag, resolve, run_main, usage_error
+from config import Config, flag, load_config, resolve, run_main, usage_error
 from curves import plot_curves, read_metrics
 from evaluation import Evaluation, Subject, evaluate_policy
 from results import table, write_table
+from robust import evaluate_robustness
 from tasks import expand_names, find_task
 from train import build_collector, build_sandbox, load_run_tasks, load_start, prepare, set_threads
 
@@ -45,11 +46,7 @@ FREE = ("seed", "run_dir", "task", "data_dir", "sample_batch", "micro_batch_tok"
 
 def open_subject(run_dir: Path) -> Subject:
     """Return the run in a folder. Raises UsageError if it is none, or has nothing to evaluate."""
-    try:
-        config = Config(**json.loads((run_dir / "config.json").read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{run_dir} has no readable config.json ({error}); name the folder of a run") from error
-    checkpoint = latest_checkpoint(run_dir)
+    config, checkpoint = load_config(run_dir), latest_checkpoint(run_dir)
     read_metrics(run_dir)
     try:
         names = [find_task(name).NAME for name in expand_names(config.task)]
@@ -140,8 +137,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--split", choices=("val", "test"), default="test", help="val leaves the private split alone (test)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the table (the only run's, or runs/table)")
     parser.add_argument("--anew", action="store_true", help="use no finished piece of an earlier evaluation")
+    parser.add_argument("--robust", action="store_true", help="of one run: what is lost when its task is presented differently")
+    parser.add_argument("--repeats", type=int, help="with --robust: answers to each of the --samples prompts (3)")
+    parser.add_argument("--held-out", metavar="TASK", help="with --robust: a task not trained on (the first of the others)")
     ablate.add_flags(parser)
     args = parser.parse_args(argv)
+    if not args.robust and (args.repeats is not None or args.held_out is not None):
+        raise UsageError("--repeats and --held-out go with --robust")
+    if args.robust and len(args.runs) != 1:
+        raise UsageError("--robust needs the folder of one run")
     if (code := ablate.main(args)) is not None:
         return code
     if args.samples < 1:
@@ -150,9 +154,11 @@ def main(argv: list[str]) -> int:
         raise UsageError("give either the folders of runs, --zero-shot TASK or --ablate TASK")
     if args.runs and (args.model is not None or args.data_dir is not None):
         raise UsageError("--model and --data-dir go with --zero-shot: a run is evaluated with its own")
-    if args.zero_shot is not None and (args.out is not None or args.anew):
-        raise UsageError("--out and --anew go with runs: --zero-shot writes nothing")
-    if args.zero_shot is not None:
+    if (args.zero_shot is not None or args.robust) and (args.out is not None or args.anew):
+        raise UsageError("--out and --anew go with the table over runs: leave them out")
+    if args.robust:
+        evaluate_robustness(args.runs[0], args.samples, args.repeats, args.held_out)
+    elif args.zero_shot is not None:
         evaluate_zero_shot(args.zero_shot, args.model, args.data_dir, args.samples)
     else:
         evaluate_runs(args.runs, args.samples, args.split, args.out, args.anew)

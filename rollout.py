@@ -13,7 +13,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 
@@ -159,6 +159,7 @@ class Collector:
     reward_options: dict = field(default_factory=dict)
     instrumenter: LMInstrumenter | None = None  # without one the syntax tree instruments
     milestone_prints: bool = True  # without them programs run as written, and none reaches a milestone
+    rewrite: Callable[[str, int], str] | None = None  # (prompt, index) -> prompt: robust.py perturbs it
 
     def __post_init__(self):
         for task in self.tasks:
@@ -238,7 +239,8 @@ class Collector:
         for kind, attempt in (("improve", earlier), ("scratch", None)):
             if kind == "improve" and attempt is None:
                 continue
-            ids = encode_prompt(tokenizer, build_prompt(task, attempt, brief=self.brief, memory_gib=self.memory_gib))
+            prompt = build_prompt(task, attempt, brief=self.brief, memory_gib=self.memory_gib)
+            ids = encode_prompt(tokenizer, self.rewrite(prompt, index) if self.rewrite else prompt)
             if len(ids) <= self.max_prompt_tok:  # a program too long to show gives way to a prompt from scratch
                 return kind, ids
         raise ValueError(f"the prompt of {task.name} has {len(ids)} tokens: raise --max-prompt-tok {self.max_prompt_tok}")
