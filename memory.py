@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 import lora
 from config import Config
 from model import CONTEXT_TOK, tiny_config
+from sampler import PREFILL_TOK
 from smollm2 import find_smollm2
 from warmstart import WarmStart
 
@@ -43,8 +44,8 @@ def count_weights(shape: PretrainedConfig) -> tuple[int, int, nn.Module]:
     return sum(p.numel() for p in lm.parameters()), inside, lm
 
 
-def estimate(config: Config, shape: PretrainedConfig, world: int = 1, foreach: bool = False) -> dict[str, float]:
-    """Return GiB per rank by what they are for, and their peak. foreach: AdamW works on all tensors at once, as on GPUs."""
+def estimate(config: Config, shape: PretrainedConfig, world: int = 1, device: str = "cpu") -> dict[str, float]:
+    """Return GiB per rank by what they are for, and their peak."""
     total, inside, lm = count_weights(shape)
     adapter = sum(config.lora_rank * sum(lm.get_submodule(name).weight.shape) for name in lora.projections(lm))
     trained = adapter if config.lora_rank else total
@@ -58,8 +59,8 @@ def estimate(config: Config, shape: PretrainedConfig, world: int = 1, foreach: b
         "reference": reference / parts,
         "AdamW": 2 * FP32 * trained / parts,
         "whole weights while sampling and scoring": weights + reference if config.shard else 0,
-        "sampling": sampling_bytes(config, shape, total, inside),
-        "gradients": FP32 * trained / parts * (2 if foreach else 1),  # its intermediate results
+        "sampling": sampling_bytes(config, shape, total, inside, PREFILL_TOK[device]),
+        "gradients": FP32 * trained / parts * (1 if device == "cpu" else 2),  # a GPU steps all tensors at once
         "update": update_bytes(config, shape, inside),
     }
     held = table["weights"] + table["reference"] + table["AdamW"]
@@ -69,14 +70,15 @@ def estimate(config: Config, shape: PretrainedConfig, world: int = 1, foreach: b
     return {name: size / GIB for name, size in table.items()}
 
 
-def sampling_bytes(config: Config, shape: PretrainedConfig, total: int, inside: int) -> float:
+def sampling_bytes(config: Config, shape: PretrainedConfig, total: int, inside: int, prefill_tok: int) -> float:
     """Return the bytes that sampler.generate needs beside the policy's own."""
     size = BF16 if config.precision == "bf16" else FP32
     fused = 1 - _output_share(shape)  # fp32 keeps output projections as they are
     copies = size * (total if config.precision == "bf16" else inside if config.lora_rank else fused * inside)
     tokens = config.max_prompt_tok + config.max_new_tok
-    cache = config.sample_batch * tokens * shape.num_hidden_layers * 2 * _kv_width(shape) * size
-    prefix = max(config.max_prompt_tok, 8192) * (shape.num_hidden_layers * 2 * _kv_width(shape) * size + _kept(shape, size) / 2)
+    per_token = shape.num_hidden_layers * 2 * _kv_width(shape) * size  # keys and values
+    cache = config.sample_batch * tokens * per_token
+    prefix = max(config.max_prompt_tok, prefill_tok) * (per_token + _kept(shape, size) / 2)
     logits = 4 * config.sample_batch * shape.vocab_size * FP32
     return copies + cache + prefix + logits
 
@@ -124,7 +126,7 @@ def table(config: Config, world: int) -> str:
     """Return the estimate as text, a line per use; why there is none, if the model is not at hand or of an unknown shape."""
     try:
         shape = model_config(config.model)
-        sizes = estimate(config, shape, world, foreach=torch.cuda.is_available())
+        sizes = estimate(config, shape, world, "cuda" if torch.cuda.is_available() else "cpu")
     except (OSError, ValueError, AttributeError) as error:
         return f"memory: not known, since the shape of {config.model} is not at hand ({' '.join(str(error).split())[:120]})"
     digits = 3 if sizes["peak"] < 1 else 1

@@ -13,7 +13,9 @@ from transformers import DynamicCache
 from decoder import Slots, build_decoder
 from model import Policy
 
-PREFILL_TOK = 8192  # tokens of prompts, padding included, that go through the model together
+# Tokens of prompts, padding included, that go through the model together: enough to keep the device busy, no more, since
+# prompts of other lengths are padded to the longest.
+PREFILL_TOK = {"cpu": 1024, "cuda": 8192}
 
 
 @dataclass(frozen=True)
@@ -150,8 +152,8 @@ class _Prefixes:
     def read(self, number: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
         if number not in self.known:
             self.known = {}  # first, to free them
-            chosen = [self.ahead.pop(0)]
-            while self.ahead and (len(chosen) + 1) * max(len(self.prompts[i]) for i in [*chosen, self.ahead[0]]) <= PREFILL_TOK:
+            chosen, budget = [self.ahead.pop(0)], PREFILL_TOK[self.policy.device.type]
+            while self.ahead and (len(chosen) + 1) * max(len(self.prompts[i]) for i in [*chosen, self.ahead[0]]) <= budget:
                 chosen.append(self.ahead.pop(0))
             self.known = dict(zip(chosen, self._forward([self.prompts[i] for i in chosen]), strict=True))
         return self.known[number]

@@ -115,7 +115,7 @@ def main(argv: list[str]) -> int:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
     ends = (experience.action_mask * torch.arange(1, experience.tokens.shape[1] + 1, device=device)).amax(1).tolist()
-    sizes = memory.estimate(config, shape, foreach=device == "cuda")
+    sizes = memory.estimate(config, shape, device=device)
     held = sum(sizes[name] for name in ("weights", "reference", "AdamW", "gradients", "update"))
     row = {
         "tokens": sum(ends), "seconds": statistics.median(seconds), "tokens_per_s": sum(ends) / statistics.median(seconds),

@@ -21,6 +21,7 @@ from transformers import (
 
 import decoder
 import ppo
+import sampler
 from decoder import Decoder, ModelDecoder, Slots
 from model import Policy
 from sampler import check_sampler, generate
@@ -170,10 +171,20 @@ def test_rows_that_finish_early_do_not_change_the_others(policy):
 
 
 def test_prompts_are_read_some_at_a_time(policy, monkeypatch):
-    monkeypatch.setattr("sampler.PREFILL_TOK", 7)
+    monkeypatch.setitem(sampler.PREFILL_TOK, "cpu", 7)
     apart = sample(policy, [0, 1, 2, 0], [3, 4, 5, 6], slots=2)
     monkeypatch.undo()
     assert [g.ids for g in apart] == [g.ids for g in sample(policy, [0, 1, 2, 0], [3, 4, 5, 6])]
+
+
+@pytest.mark.parametrize("rows", [1, 8, 15, 16, 33, 64, 65])
+@pytest.mark.parametrize("shape", [(2048, 129), (2047, 129), (24, 8)])
+def test_products_in_blocks_are_those_of_linear(rows, shape):
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(rows, shape[1]), torch.randn(shape), torch.randn(shape[0])
+    for b in (None, bias):
+        ours, theirs = decoder._linear(x, weight, b), torch.nn.functional.linear(x, weight, b)
+        assert ours.is_contiguous() and torch.allclose(ours, theirs, rtol=1e-5, atol=1e-4)
 
 
 def test_a_row_moves_with_all_that_it_holds():
