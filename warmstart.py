@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerFast
 
 from demonstrations import sample_demonstration
 from model import Policy, build_tiny, cache_dir, load_policy, save_policy
+from ppo import micro_batches
 from prompts import build_prompt, encode_prompt
 from smollm2 import find_smollm2
 from tasks import Task, find_task, load_task, task_names
@@ -48,6 +49,7 @@ class WarmStart:
     improve_share: float = 0.25
     mistake_share: float = 0.9
     batch_size: int = 8
+    micro_batch_tok: int = 8192  # tokens per forward and backward pass: memory only
     learning_rate: float = 5e-3
     muon: bool = True  # on the matrices; else AdamW for all
     vocabulary: int = 4096  # at most; one task needs about 1700
@@ -55,8 +57,10 @@ class WarmStart:
     seed: int = 0
 
 
-# Few demonstrations, most of them right: this model knows Python, and one of them takes it some seconds on two cores.
-SMOLLM2 = WarmStart(base="smollm2", demonstrations=160, mistake_share=0.0, batch_size=2, learning_rate=3e-4, muon=False)
+# Few demonstrations, all of them right: this model knows Python, and one of them takes it some five seconds on two cores.
+SMOLLM2 = WarmStart(
+    base="smollm2", demonstrations=240, mistake_share=0.0, batch_size=2, micro_batch_tok=2048, learning_rate=4e-4, muon=False
+)
 
 
 def warm_start_settings(base: str, **changes) -> WarmStart:
@@ -106,7 +110,7 @@ def _build(tasks: list[Task], settings: WarmStart, label: str) -> Policy:
         policy = load_policy(str(find_smollm2()))
     examples = [encode_example(policy.tokenizer, prompt, response) for prompt, response in pairs]
     optimizers = build_warm_start_optimizers(policy.lm, settings.learning_rate, settings.muon)
-    fine_tune(policy, examples, optimizers, batch_size=settings.batch_size, label=label)
+    fine_tune(policy, examples, optimizers, settings.batch_size, settings.micro_batch_tok, label)
     return policy
 
 
@@ -143,8 +147,10 @@ def encode_example(tokenizer, prompt: str, response: str) -> tuple[list[int], in
     return [*prompt_ids, *response_ids, tokenizer.eos_token_id], len(prompt_ids)
 
 
-def supervised_loss(policy: Policy, examples: list[tuple[list[int], int]]) -> torch.Tensor:
-    """Return the mean cross-entropy (nats a token) of the responses of one batch of examples."""
+def supervised_loss(
+    policy: Policy, examples: list[tuple[list[int], int]], normaliser: int | None = None
+) -> torch.Tensor:
+    """Return the summed cross-entropy (nats) of the responses, by their number of tokens, or by normaliser."""
     width = max(len(ids) for ids, _ in examples)
     tokens = torch.full((len(examples), width), policy.tokenizer.pad_token_id or 0)  # (B, T)
     labels = torch.full((len(examples), width), -100)  # (B, T); -100 is ignored
@@ -155,10 +161,12 @@ def supervised_loss(policy: Policy, examples: list[tuple[list[int], int]]) -> to
     hidden = policy.lm.base_model(tokens[:, :-1]).last_hidden_state  # (B, T-1, D)
     responses = labels[:, 1:] != -100  # the head is a third of the work: only where it is needed
     logits = policy.lm.get_output_embeddings()(hidden[responses])  # (tokens of the responses, V)
-    return F.cross_entropy(logits.float(), labels[:, 1:][responses])
+    return F.cross_entropy(logits.float(), labels[:, 1:][responses], reduction="sum") / (normaliser or responses.sum())
 
 
-def fine_tune(policy: Policy, examples, optimizers: list, *, batch_size: int, label: str) -> float:
+def fine_tune(
+    policy: Policy, examples, optimizers: list, batch_size: int, micro_batch_tok: int = 8192, label: str = "the policy"
+) -> float:
     """Fine-tune the language model on one pass over the examples; return the mean loss of the last tenth, nats a token.
 
     For the tiny policy many small steps, with Muon: at equal cost the loss is a third of that of large AdamW batches.
@@ -172,13 +180,17 @@ def fine_tune(policy: Policy, examples, optimizers: list, *, batch_size: int, la
     for step, batch in enumerate(tqdm(batches, desc=f"warm start of {label}", unit="batch", mininterval=5)):
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = group["initial_lr"] * min(1, (step + 1) / warm_up, (len(batches) - step) / cool_down)
-        loss = supervised_loss(policy, [examples[i] for i in batch])
-        loss.backward()
+        lengths = [len(examples[i][0]) for i in batch]
+        normaliser, total = sum(len(examples[i][0]) - examples[i][1] for i in batch), 0.0
+        for rows in micro_batches(lengths, micro_batch_tok):
+            loss = supervised_loss(policy, [examples[batch[row]] for row in rows], normaliser)
+            loss.backward()
+            total += loss.item()
         torch.nn.utils.clip_grad_norm_(policy.lm.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        losses.append(loss.item())
+        losses.append(total)
     tail = losses[-max(1, len(losses) // 10) :]
     return sum(tail) / len(tail)
 

@@ -12,6 +12,7 @@ import torch
 import warmstart
 from demonstrations import render_program, render_response, sample_demonstration
 from instrument import instrument, new_token
+from model import frozen_copy
 from prompts import build_prompt, extract_program
 from recipes import MISTAKES, sample_recipe
 from reward import compute_reward, trains_model
@@ -192,3 +193,15 @@ def test_one_policy_learns_several_tasks_evenly(pizza, tmp_path, monkeypatch):
     assert seen.count("random-pizza") == seen.count("spooky-author") == 12
     assert load_warm_policy((pizza, spooky), TINY_SETTINGS).lm.config.vocab_size == len(policy.tokenizer)
     assert [path.name.rsplit("-", 1)[0] for path in Path(tmp_path).glob("tiny-*")] == ["tiny-2-tasks"]
+
+
+def test_micro_batches_change_nothing_of_the_fine_tuning(policy):
+    examples = [([5, 6, 7, 8, 9, 10, 11][: 3 + i % 4], 1 + i % 2) for i in range(8)]
+    tuned = []
+    for budget in (1000, 7):
+        other = frozen_copy(policy).requires_grad_(True)
+        loss = fine_tune(other, examples, build_warm_start_optimizers(other.lm, 5e-3), batch_size=4, micro_batch_tok=budget)
+        tuned.append((loss, other.lm.state_dict()))
+    assert tuned[0][0] == pytest.approx(tuned[1][0], rel=1e-4)
+    for name, weight in tuned[0][1].items():
+        assert torch.allclose(weight, tuned[1][1][name], atol=1e-4), name
