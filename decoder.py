@@ -169,16 +169,13 @@ class Decoder:
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x weight^T + bias, (n, O), for few rows x (n, I) and a large weight (O, I).
 
-    On CPUs in blocks of the weight's rows: BLAS is made for many rows, and takes up to 1.6 times as long for the whole.
+    On CPUs in blocks of the weight's rows: BLAS is made for one row or for many, and with some takes longer for the whole.
     """
     blocks, (outputs, inputs) = 8, weight.shape
-    if x.device.type != "cpu" or weight.numel() < 2**18 or outputs % blocks or len(x) > 64:
+    if x.device.type != "cpu" or weight.numel() < 2**18 or outputs % blocks or not 1 < len(x) < 16:
         return F.linear(x, weight, bias)
-    weight = weight.view(blocks, -1, inputs)  # (K, O / K, I)
-    if len(x) < 16:
-        y = torch.bmm(x.expand(blocks, -1, -1), weight.mT).transpose(0, 1).reshape(len(x), outputs)
-    else:
-        y = torch.bmm(weight, x.mT.expand(blocks, -1, -1)).view(outputs, len(x)).mT.contiguous()
+    y = torch.bmm(x.expand(blocks, -1, -1), weight.view(blocks, -1, inputs).mT)  # (K, n, O / K)
+    y = y.transpose(0, 1).reshape(len(x), outputs)
     return y if bias is None else y + bias
 
 
