@@ -5,7 +5,8 @@
 Random weights in the shape of the model: what is written does not matter here, and no end is ever sampled, so that both write
 the same number of tokens. `shared`: all rows have one prompt. `ragged`: each has its own, half as long to full length.
 Both sample by temperature from the whole distribution, in fp32, with a cache, and return the log-probability of each token.
-The two take turns; the ratio is that of the medians.
+The two take turns; the ratio is that of the medians. `bound`: tokens a second if the matrix products of the decoding steps were
+all there is to do, no prompt, no attention; at one row that is the time to read the weights once a token.
 """
 
 import argparse
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from decoder import build_decoder
 from model import Policy, build_tiny
 from sampler import generate
 
@@ -68,13 +70,27 @@ def ours(policy: Policy, prompts: list[list[int]], new_tok: int) -> None:
     assert all(len(g.ids) == new_tok for g in made)
 
 
+@torch.inference_mode()
+def bound(policy: Policy, n: int) -> float:
+    """Return tokens a second of the matrix products alone, for n rows; the median of five."""
+    decoder, seconds = build_decoder(policy), []
+    products = [part for layer in decoder.layers for part in layer if isinstance(part, tuple)] + [decoder.head]
+    inputs = {weight.shape[1]: torch.randn(n, weight.shape[1]) for weight, _ in products}
+    for _ in range(6):
+        started = time.perf_counter()
+        for weight, bias in products:
+            torch.nn.functional.linear(inputs[weight.shape[1]], weight, bias)
+        seconds.append(time.perf_counter() - started)
+    return n / statistics.median(seconds[1:])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", choices=("tiny", "smollm2", "both"), default="both")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     rows = []
-    print(f"{'model':8} {'prompts':7} {'B':>3} {'ours tok/s':>11} {'generate tok/s':>15} {'ratio':>6}")
+    print(f"{'model':8} {'prompts':7} {'B':>3} {'ours tok/s':>11} {'generate tok/s':>15} {'ratio':>6} {'bound tok/s':>12}")
     for name in ("tiny", "smollm2") if args.model == "both" else (args.model,):
         policy, (prompt_tok, new_tok) = build(name), SIZES[name]
         random = torch.Generator().manual_seed(0)
@@ -90,9 +106,11 @@ def main() -> int:
                     if turn or args.repeats == 1:
                         seconds[sampler].append(time.perf_counter() - started)
             speeds = [n * new_tok / statistics.median(times) for times in seconds.values()]
-            print(f"{name:8} {kind:7} {n:3} {speeds[0]:11.0f} {speeds[1]:15.0f} {speeds[0] / speeds[1]:6.2f}", flush=True)
+            limit = bound(policy, n)
+            print(f"{name:8} {kind:7} {n:3} {speeds[0]:11.0f} {speeds[1]:15.0f} {speeds[0] / speeds[1]:6.2f} {limit:12.0f}",
+                  flush=True)  # fmt: skip
             rows.append({"name": f"{name}/{kind}/{n}", "ours": speeds[0], "peer": speeds[1], "ratio": speeds[0] / speeds[1],
-                         "unit": "tokens/s", "prompt_tok": prompt_tok, "new_tok": new_tok})  # fmt: skip
+                         "bound": limit, "unit": "tokens/s", "prompt_tok": prompt_tok, "new_tok": new_tok})  # fmt: skip
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
     print(json.dumps({"bench": "generate", "rows": rows, "machine": machine}))
     return 0

@@ -1,0 +1,67 @@
+"""Everything that docs/results.md shows: trained policies of the twelve twins, their evaluation, two ablations, robustness.
+
+    nohup python bench/results.py > results.log &          hours on two cores; the same command again goes on
+
+Runs are in runs/results/TASK-SEED and runs/results/ablate; what is complete is not repeated. Three seeds for six tasks, one for
+the other six. The secret of each run, and with it its twin, follows from task and seed, so that a second machine has the same.
+Tables and figures are copied to docs/results/; what they mean is said in docs/results.md, by hand.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from checkpoint import write_atomically
+from tasks import find_task, task_names
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS, DOCS = ROOT / "runs" / "results", ROOT / "docs" / "results"
+STEPS, BATCH, SAMPLES = "32", "32", "128"
+THREE_SEEDS = ("random-pizza", "tabular-may-2022", "insults", "plant-pathology", "transparent-conductors", "spooky-author")
+ABLATED = "random-pizza,tabular-may-2022"
+ABLATION = ["--steps", "20", "--batch-size", "32", "--sandboxes", "4", "--seeds", "0,1,2"]
+
+
+def run(script: str, *args) -> None:
+    """Run one of our scripts; stop at its first failure."""
+    command = [sys.executable, str(ROOT / script), *map(str, args)]
+    print("+", *command[1:], flush=True)
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
+def train(task: str, seed: int) -> Path:
+    """Train one policy, unless that is done; return its folder."""
+    run_dir = RUNS / f"{task}-{seed}"
+    latest = run_dir / "latest"
+    if latest.exists():
+        if latest.read_text().strip() != f"step_{STEPS}":
+            run("train.py", "--resume", run_dir)
+        return run_dir
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_atomically(run_dir / "secret", hashlib.sha256(f"results/{task}/{seed}".encode()).hexdigest(), mode=0o600)
+    run("train.py", "--model", "tiny", "--task", task, "--seed", seed, "--steps", STEPS, "--batch-size", BATCH,
+        "--save-every", "8", "--run-dir", run_dir)  # fmt: skip
+    return run_dir
+
+
+def main() -> int:
+    twelve = [name for name in task_names() if find_task(name).ID]
+    runs = [train(task, 0) for task in sorted(twelve, key=lambda name: name not in THREE_SEEDS)]
+    runs += [train(task, seed) for seed in (1, 2) for task in THREE_SEEDS]
+    run("eval.py", *runs, "--samples", SAMPLES, "--out", DOCS)
+    run("eval.py", "--ablate", ABLATED, *ABLATION, "--ablate-dir", RUNS / "ablate")
+    for task in ABLATED.split(","):
+        for suffix in ("md", "png"):
+            shutil.copy(RUNS / "ablate" / task / f"ablation.{suffix}", DOCS / f"ablation_{task}.{suffix}")
+    run("eval.py", RUNS / "random-pizza-0", "--robust", "--samples", "32")
+    shutil.copy(RUNS / "random-pizza-0" / "robust.md", DOCS / "robust_random-pizza.md")
+    run("report.py", RUNS / "random-pizza-0")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
