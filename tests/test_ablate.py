@@ -248,9 +248,13 @@ def test_ctrl_c_waits_until_the_run_has_saved(tmp_path):
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        ablate.run_logged([sys.executable, "-c", program, str(tmp_path)], tmp_path / "train.log")
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ablate.run_logged([sys.executable, "-c", program, str(tmp_path)], tmp_path / "train.log")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (tmp_path / "saved").exists()
 
 
