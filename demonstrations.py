@@ -6,6 +6,7 @@ train, submit. One schema and one `random.Random` give the same text everywhere.
 
 import random
 import re
+from dataclasses import replace
 
 from prompts import Attempt, find_runs, quoted
 from recipes import IMPORTS, MISTAKES, MODULES, NAMES, Recipe, improve_recipe, sample_recipe
@@ -369,16 +370,20 @@ def _break(program: str, recipe: Recipe, rng: random.Random) -> str:
     return program
 
 
-def sample_demonstration(schema: Schema, rng: random.Random, *, improve_share: float, mistake_share: float):
-    """Return (earlier attempt or None, response) of one demonstration.
+def sample_demonstration(
+    schema: Schema, rng: random.Random, *, improve_share: float, mistake_share: float, plain: bool = False
+) -> tuple[Attempt | None, str]:
+    """Return (earlier attempt or None, response) of one demonstration. plain: all in one way of writing.
 
     The score and the output of an earlier attempt are made up, not measured: they only teach the prompt's form.
     """
     recipe = sample_recipe(schema, rng, mistake_share)
+    style = {"names": NAMES[0], "comments": False, "helper": False, "notebook": False, "modules": False} if plain else {}
+    recipe = replace(recipe, **style)
     if rng.random() >= improve_share:
         return None, render_response(recipe, schema, rng)
     failed = recipe.mistake not in ("", "label")
     output = MISTAKES[recipe.mistake] if failed else (f"cv {rng.uniform(0.5, 0.8)}" if recipe.validate else "")
     earlier = Attempt(render_program(recipe, schema, rng), output, None if failed else rng.gauss(0.3, 0.15))
-    better = improve_recipe(recipe, schema, rng, mistake_share)
+    better = replace(improve_recipe(recipe, schema, rng, mistake_share), **style)
     return earlier, render_response(better, schema, rng)

@@ -205,3 +205,15 @@ def test_micro_batches_change_nothing_of_the_fine_tuning(policy):
     assert tuned[0][0] == pytest.approx(tuned[1][0], rel=1e-4)
     for name, weight in tuned[0][1].items():
         assert torch.allclose(weight, tuned[1][1][name], atol=1e-4), name
+
+
+def test_plain_demonstrations_are_all_written_in_one_way(pizza):
+    for index in range(30):
+        options = {"improve_share": 0.5, "mistake_share": 0.0, "plain": True}
+        _, response = sample_demonstration(pizza.schema, random.Random(index), **options)
+        code = extract_program(response)
+        lines = code.splitlines()
+        first = next(i for i, line in enumerate(lines) if not line.startswith(("import ", "from ")))
+        assert lines[first].startswith("train") and "= pd.read_json" in lines[first]
+        assert not any(line.startswith(("import ", "from ", "#", "def ")) for line in lines[first:])
+        ast.parse(code)
