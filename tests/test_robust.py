@@ -245,6 +245,8 @@ def test_bad_flags_are_refused_before_any_work(run, monkeypatch, flags, reason):
 
 
 def test_exit_code_2(tmp_path):
-    for arguments in (["--robust"], [tmp_path, "--robust"], [tmp_path, "--robust", "--repeats", "x"]):
-        done = run_script("eval.py", *arguments)
-        assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    for arguments in (["--robust"], [str(tmp_path), "--robust"], [str(tmp_path), "--robust", "--repeats", "x"]):
+        with pytest.raises(UsageError):
+            eval.main(arguments)
+    done = run_script("eval.py", tmp_path, "--robust")
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1, done.stderr
