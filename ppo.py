@@ -1,4 +1,4 @@
-"""The mathematics of nanoMLE: advantages, duration weights, losses and one PPO update. No files, no strings.
+"""The mathematics of nanoMLE: losses and one PPO update. Advantages: advantages.py; duration weights: duration.py.
 
 Letters: B episodes, T tokens, V vocabulary, D hidden, N actions (the True cells of action_mask). Rows are prompt +
 response, right-padded. A (B, T) tensor is aligned with its actions: logprobs[b, t] is of tokens[b, t] after [b, :t],
@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils import get_total_norm
 
-from duration import duration_metrics, duration_weights, group_mean
+from advantages import compute_gae, group_advantages, masked, masked_moments, masked_whiten
+from duration import duration_metrics, duration_weights
 from ranks import all_max, all_sum, gather, rank_and_world
 from shard import clip_gradients, even_out, sum_gradients
 
@@ -59,78 +60,12 @@ class NonFiniteGuard:
             raise FloatingPointError("ten updates in a row had a NaN or infinite loss or gradient; lower the learning rate")
 
 
-# masks
-def masked(x, mask):
-    """Return x, at least in fp32, with 0 in each cell outside the mask, whatever it held (no NaN in the gradient)."""
-    return torch.where(mask, x.to(torch.promote_types(x.dtype, torch.float32)), 0.0)
-
-
+# losses
 def token_mean(x, mask, normaliser=None):
     """Sum x over the mask and divide by normaliser, by default the number of cells in this mask."""
     return masked(x, mask).sum() / (mask.sum().clamp(min=1) if normaliser is None else normaliser)
 
 
-def masked_moments(x, mask):
-    """Return mean and biased standard deviation over the valid tokens of all ranks, in two passes. A collective."""
-    x, count = masked(x, mask).double(), all_sum(mask.sum()).clamp(min=1)
-    mean = all_sum(x.sum()) / count
-    variance = all_sum(masked(x - mean, mask).square().sum()) / count
-    return mean, variance.sqrt()
-
-
-# advantages
-def compute_gae(rewards, values, action_mask, gamma, gae_lambda):
-    """Compute generalised advantage estimates and returns (GAE, 1506.02438), all (B, T), in reward units.
-
-    A masked token between two actions is skipped, not decayed through. The last action is terminal. fp64 stays fp64.
-    """
-    rewards, values = masked(rewards, action_mask), masked(values, action_mask)  # (B, T)
-    advantages = torch.zeros_like(rewards + values)  # (B, T)
-    next_value = next_advantage = torch.zeros_like(advantages[:, 0])  # (B,)
-    for t in reversed(range(rewards.shape[1])):
-        valid = action_mask[:, t]  # (B,)
-        delta = rewards[:, t] + gamma * next_value - values[:, t]  # δ_t = r_t + γ V(s_{t+1}) - V(s_t)
-        advantage = delta + gamma * gae_lambda * next_advantage  # A_t = δ_t + γλ A_{t+1}
-        advantages[:, t] = torch.where(valid, advantage, 0.0)
-        next_value = torch.where(valid, values[:, t], next_value)
-        next_advantage = torch.where(valid, advantage, next_advantage)
-    return advantages, advantages + values  # return_t = A_t + V_t
-
-
-def masked_whiten(x, mask, failed=None):
-    """Whiten x (B, T) over the valid tokens of all ranks: z = (x - m) / s; a lone token becomes 0. A collective.
-
-    With failed (B,), first x <- (x - m_g) / 2 s_g + (m_g - m) / s, where g is the sample's group, failed or valid. So
-    .6 against .5 counts beside a -10, and the push from failed to valid stays (whitening the groups apart loses it):
-    with half the batch failed, two standard deviations of each group fit between their means.
-    """
-    z = masked(x, mask).double()  # (B, T)
-    mean, std = masked_moments(z, mask)
-    if failed is not None:
-        for group in (failed, ~failed):
-            inside = mask & group[:, None]  # (B, T)
-            group_mean, group_std = masked_moments(z, inside)
-            isolated = (z - group_mean) / (2 * group_std + 1e-8) + (group_mean - mean) / (std + 1e-8)  # (B, T)
-            z = torch.where(inside, isolated, z)
-        mean, std = masked_moments(z, mask)
-    return masked((z - mean) / (std + 1e-8), mask).to(masked(x, mask).dtype)  # (B, T)
-
-
-def group_advantages(rewards, action_mask, group):
-    """Compute group-relative advantages (GRPO, 2402.03300), (B, T): (R - mean) / (std + 1e-6), equal on all tokens of a row.
-
-    R sums a row's rewards (B, T); mean and biased std are over its group (B,) on all ranks, 0 for a lone sample or no spread.
-    GRPO samples a group from one prompt; improvement prompts of a group differ in the program they show. A collective.
-    """
-    rewards = masked(rewards, action_mask)  # (B, T)
-    group = torch.where(action_mask.any(1), group.long() + 1, 0)  # (B,), rows without an action apart
-    centred = (total := rewards.double().sum(1)) - group_mean(total, group)  # (B,)
-    std = group_mean(centred.square(), group).sqrt()  # (B,)
-    relative = torch.where(std <= 1e-6, 0.0, centred / (std + 1e-6))  # (B,): less spread is rounding; a NaN stays one
-    return masked(relative[:, None].to(rewards.dtype), action_mask)
-
-
-# losses
 def evaluate(policy, tokens, action_mask, temperature, detach_value=False):
     """Return logprobs and exact entropies (nats, at the sampling temperature) and values (head's units), each (B, T).
 
