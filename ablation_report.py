@@ -15,6 +15,8 @@ import numpy as np
 
 from checkpoint import write_atomically
 from config import Config
+from curves import read_metrics
+from results import mean_and_error
 from tasks import Metric
 
 COLUMNS = {  # of the table: (heading, decimals)
@@ -36,7 +38,7 @@ def read_curves(run_dir: Path, higher_is_better: bool) -> dict[str, np.ndarray]:
     best_score: the best so far, NaN before the first valid program; seconds: of collecting and learning, cumulated, so that a
     resumed run counts what it did and not how long it lay.
     """
-    metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    metrics = read_metrics(run_dir)
     totals: dict[int, list[float]] = {}
     with open(run_dir / "episodes.jsonl") as lines:
         for episode in map(json.loads, lines):
@@ -78,11 +80,11 @@ def summarise_run(curves: dict[str, np.ndarray]) -> dict[str, float]:
     }
 
 
-def mean_and_error(values: list[float]) -> dict[str, float | int | None]:
+def over_seeds(values: list[float]) -> dict[str, float | int | None]:
     """Return mean, standard error and n of the numbers that are none NaN; no error for a single one."""
     known = [x for x in values if x == x]
-    error = statistics.stdev(known) / len(known) ** 0.5 if len(known) > 1 else None
-    return {"mean": statistics.fmean(known) if known else None, "se": error, "n": len(known)}
+    mean, error = mean_and_error(known) if known else (None, None)
+    return {"mean": mean, "se": error, "n": len(known)}
 
 
 def compare(numbers: dict[str, dict[int, dict[str, float]]]) -> dict[str, dict]:
@@ -94,8 +96,8 @@ def compare(numbers: dict[str, dict[int, dict[str, float]]]) -> dict[str, dict]:
     for variant, runs in numbers.items():
         pairs = [(run, full[seed]) for seed, run in runs.items() if seed in full]
         result[variant] = {
-            "mean": {name: mean_and_error([run[name] for run in runs.values()]) for name in COLUMNS},
-            "minus_full": {name: mean_and_error([run[name] - other[name] for run, other in pairs]) for name in COLUMNS},
+            "mean": {name: over_seeds([run[name] for run in runs.values()]) for name in COLUMNS},
+            "minus_full": {name: over_seeds([run[name] - other[name] for run, other in pairs]) for name in COLUMNS},
         }
     return result
 

@@ -19,7 +19,7 @@ from test_rollout import FakeSandbox
 
 import ablate
 import eval
-from ablation_report import compare, describe, mean_and_error, read_curves, reward_without_milestones, summarise_run, windows
+from ablation_report import compare, describe, over_seeds, read_curves, reward_without_milestones, summarise_run, windows
 from checkpoint import UsageError
 
 FAKE = """
@@ -117,9 +117,9 @@ def test_half_and_full_budget_are_windows_of_a_tenth(steps, half, full):
 
 
 def test_means_and_standard_errors_by_hand():
-    assert mean_and_error([1.0, 2.0, 6.0]) == pytest.approx({"mean": 3.0, "se": math.sqrt(7 / 3), "n": 3})
-    assert mean_and_error([4.0, math.nan]) == {"mean": 4.0, "se": None, "n": 1}
-    assert mean_and_error([math.nan]) == {"mean": None, "se": None, "n": 0}
+    assert over_seeds([1.0, 2.0, 6.0]) == pytest.approx({"mean": 3.0, "se": math.sqrt(7 / 3), "n": 3})
+    assert over_seeds([4.0, math.nan]) == {"mean": 4.0, "se": None, "n": 1}
+    assert over_seeds([math.nan]) == {"mean": None, "se": None, "n": 0}
 
 
 def run_numbers(value):
