@@ -20,10 +20,11 @@ from tasks import find_task, task_names
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, DOCS = ROOT / "runs" / "results", ROOT / "docs" / "results"
-STEPS, BATCH, SAMPLES = "32", "32", "128"
+STEPS, BATCH, SAMPLES = "20", "32", "128"
 THREE_SEEDS = ("random-pizza", "tabular-may-2022", "insults", "plant-pathology", "transparent-conductors", "spooky-author")
 ABLATED = "random-pizza,tabular-may-2022"
-ABLATION = ["--steps", "20", "--batch-size", "32", "--sandboxes", "4", "--seeds", "0,1,2"]
+ABLATION = ["--variants", "full,no-duration-weight,no-instrumentation,no-improvement,group,sft-only", "--seeds", "0,1,2",
+            "--steps", "12", "--batch-size", "32", "--sandboxes", "4"]  # fmt: skip
 
 
 def run(script: str, *args) -> None:
@@ -44,7 +45,7 @@ def train(task: str, seed: int) -> Path:
     run_dir.mkdir(parents=True, exist_ok=True)
     write_atomically(run_dir / "secret", hashlib.sha256(f"results/{task}/{seed}".encode()).hexdigest(), mode=0o600)
     run("train.py", "--model", "tiny", "--task", task, "--seed", seed, "--steps", STEPS, "--batch-size", BATCH,
-        "--save-every", "8", "--run-dir", run_dir)  # fmt: skip
+        "--run-dir", run_dir)  # fmt: skip
     return run_dir
 
 
