@@ -1,10 +1,11 @@
-"""One decoding step, one new token per row, over a preallocated cache: what the sampler spends its time in.
+"""One decoding step, a few new tokens per row, over a preallocated cache: what the sampler spends its time in.
 
 `Decoder` is a short forward of our own for the Llama family (Llama, Qwen2, Qwen3: the same layer but for biases and norms of
 queries and keys), over the policy's weights. It fuses projections, groups query heads without copying keys, and does none
 of the bookkeeping of a general model. Any other architecture decodes with transformers' forward (`ModelDecoder`).
 
-Letters: n rows in use, L layers, H query heads, G key-value heads, C head size, S slots, W places of the cache, V vocabulary.
+Letters: n rows in use, N new tokens of each, L layers, H query heads, G key-value heads, C head size, S slots, W places of the
+cache, V vocabulary.
 """
 
 import torch
@@ -23,8 +24,7 @@ class Slots:
         """Make room for rows like the given keys and values of a prompt: per layer (G, P, C)."""
         self.kv = [k.new_zeros(slots, 2 * k.shape[0], places, k.shape[2]) for k in keys]  # L x (S, 2G, W, C), keys first
         self.lengths = torch.zeros(slots, dtype=torch.long, device=keys[0].device)
-        self.mask = keys[0].new_full((slots, places), float("-inf"))  # added to attention scores: 0 where a token is
-        self.rows = torch.arange(slots, device=keys[0].device)
+        self.rows, self.places = (torch.arange(size, device=keys[0].device) for size in (slots, places))
         self.places_in_use = 0  # no row is longer
 
     def fill(self, row: int, keys: list[Tensor], values: list[Tensor]) -> None:
@@ -32,7 +32,6 @@ class Slots:
         length = keys[0].shape[1]  # P
         for kv, k, v in zip(self.kv, keys, values, strict=True):
             torch.cat([k, v], out=kv[row, :, :length])
-        self.mask[row, :length], self.mask[row, length:] = 0.0, float("-inf")
         self.lengths[row] = length
         self.places_in_use = max(self.places_in_use, length)
 
@@ -40,21 +39,28 @@ class Slots:
         """Copy one row over another."""
         for kv in self.kv:
             kv[target, :, : self.places_in_use] = kv[source, :, : self.places_in_use]
-        self.mask[target], self.lengths[target] = self.mask[source], self.lengths[source]
+        self.lengths[target] = self.lengths[source]
 
     def trim(self, n: int) -> None:
         """Forget places that none of the first n rows has come to. Waits for the GPU."""
         self.places_in_use = int(self.lengths[:n].max()) if n else 0
 
-    def open_place(self, n: int) -> None:
-        """Let the first n rows attend to the place that their next token goes to."""
-        self.mask[self.rows[:n], self.lengths[:n]] = 0.0
-        self.places_in_use = min(self.places_in_use + 1, self.mask.shape[1])
+    def open(self, n: int, new: int) -> tuple[Tensor, Tensor]:
+        """Make place for the next `new` tokens of the first n rows.
+
+        Returns their places (n, N) and what to add to attention scores, (n, N, places in use): 0 up to the token's own place.
+        """
+        self.open_places = self.lengths[:n, None] + self.places[:new]  # (n, N)
+        self.places_in_use = min(self.places_in_use + new, len(self.places))
+        ahead = self.places[: self.places_in_use] > self.open_places[..., None]  # (n, N, places in use)
+        return self.open_places, torch.zeros(ahead.shape, dtype=self.kv[0].dtype, device=ahead.device).masked_fill_(
+            ahead, -torch.inf
+        )
 
     def write(self, layer: int, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the next token's keys and values (n, 2G, C); return those of the first n rows, (n, G, places in use, C)."""
+        """Store the new tokens' keys and values (n, N, 2G, C); return those of the first n rows, (n, G, places in use, C)."""
         n, buffer = len(kv), self.kv[layer]
-        buffer[self.rows[:n], :, self.lengths[:n]] = kv.to(buffer.dtype)
+        buffer[self.rows[:n, None], :, self.open_places] = kv.to(buffer.dtype)
         return buffer[:n, :, : self.places_in_use].chunk(2, 1)
 
 
@@ -70,29 +76,25 @@ class ModelDecoder:
         self.last_position = getattr(policy.lm.config, "max_position_embeddings", 1 << 30) - 1
 
     def step(self, tokens: Tensor, slots: Slots) -> Tensor:
-        """Append one token per row, (n,), to the first n rows; return the logits of the next, (n, V)."""
-        n = len(tokens)
-        slots.open_place(n)
+        """Write tokens (n, N) behind the first n rows, whose lengths stay; return the logits of what follows, (n, N, V)."""
+        places, mask = slots.open(*tokens.shape)
         cache = DynamicCache(config=self.policy.lm.config)
-        cache.layers = [_SlotLayer(slots, layer) for layer in range(len(slots.kv))]
-        mask = slots.mask[:n, None, None, : slots.places_in_use]  # (n, 1, 1, places in use), added: eager attention adds it too
+        cache.layers = [_SlotLayer(slots, layer, tokens.shape[1]) for layer in range(len(slots.kv))]
         # a sample that has ended may go on beyond the last position that the model knows; what it writes is not used
-        positions = slots.lengths[:n, None].clamp(max=self.last_position)  # (n, 1)
-        logits, _ = self.policy(tokens[:, None], cache=cache, attention_mask=mask, position_ids=positions, use_cache=True)
-        slots.lengths[:n] += 1
-        return logits[:, -1]
+        positions = places.clamp(max=self.last_position)  # (n, N)
+        return self.policy(tokens, cache=cache, attention_mask=mask[:, None], position_ids=positions, use_cache=True)[0]
 
 
 class _SlotLayer(DynamicLayer):
     """One layer of Slots as transformers wants it."""
 
-    def __init__(self, slots: Slots, layer: int):
+    def __init__(self, slots: Slots, layer: int, new: int):
         super().__init__()
         self.slots, self.layer, self.is_initialized = slots, layer, True
-        self.keys, self.values = slots.kv[layer][:, :, : slots.places_in_use - 1], None  # what get_seq_length looks at
+        self.keys, self.values = slots.kv[layer][:, :, : slots.places_in_use - new], None  # what get_seq_length looks at
 
     def update(self, key_states: Tensor, value_states: Tensor, *_, **__):
-        return self.slots.write(self.layer, torch.cat([key_states, value_states], 1)[:, :, 0])
+        return self.slots.write(self.layer, torch.cat([key_states, value_states], 1).transpose(1, 2))
 
 
 class Decoder:
@@ -128,7 +130,7 @@ class Decoder:
         self.cos = self.sin = None
 
     def _rotation(self, positions: Tensor, places: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines (n, 1, C) of the positions (n,). The first half of the sines is negative."""
+        """Return cosines and sines (n N, 1, C) of the positions (n N,). The first half of the sines is negative."""
         if self.cos is None or len(self.cos) < places:
             angles = torch.arange(places, device=positions.device)[None]  # (1, W)
             cos, sin = self.model.rotary_emb(torch.zeros((), device=positions.device), angles)
@@ -137,28 +139,29 @@ class Decoder:
         return self.cos[positions][:, None], self.sin[positions][:, None]
 
     def step(self, tokens: Tensor, slots: Slots) -> Tensor:
-        """Append one token per row, (n,), to the first n rows; return the logits of the next, (n, V)."""
-        n, size, rotated = len(tokens), self.head_size, self.query_heads + self.kv_heads
-        slots.open_place(n)
-        x = self.model.embed_tokens(tokens)  # (n, D)
-        cos, sin = self._rotation(slots.lengths[:n], slots.mask.shape[1], x.dtype)  # (n, 1, C)
-        mask = slots.mask[:n, None, None, : slots.places_in_use]
+        """Write tokens (n, N) behind the first n rows, whose lengths stay; return the logits of what follows, (n, N, V)."""
+        n, new = tokens.shape
+        size, heads, groups = self.head_size, self.query_heads, self.kv_heads
+        places, mask = slots.open(n, new)
+        x = self.model.embed_tokens(tokens.flatten())  # (n N, D)
+        cos, sin = self._rotation(places.flatten(), len(slots.places), x.dtype)  # (n N, 1, C)
+        # the query heads of a group take the place of query positions: keys are read once, not once a head
+        mask = mask[:, None] if new == 1 else mask.repeat_interleave(heads // groups, 1)[:, None]  # (n, 1, N H / G, places)
         for i, (qkv, q_norm, k_norm, out, gate_up, down) in enumerate(self.layers):
-            heads = _linear(self._normalised(x), *qkv).view(n, -1, size)  # (n, H + 2G, C)
-            qk = heads[:, :rotated]
+            parts = _linear(self._normalised(x), *qkv).view(n * new, -1, size)  # (n N, H + 2G, C)
+            qk = parts[:, : heads + groups]
             if q_norm is not None:
-                norms = torch.cat([q_norm.weight.expand(self.query_heads, -1), k_norm.weight.expand(self.kv_heads, -1)])
+                norms = torch.cat([q_norm.weight.expand(heads, -1), k_norm.weight.expand(groups, -1)])
                 qk = self._normalised(qk) * norms
-            heads[:, :rotated] = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin)  # rotary embedding (2104.09864)
-            keys, values = slots.write(i, heads[:, self.query_heads :])
-            # the query heads of a group take the place of query positions: keys are read once, not once a head
-            q = heads[:, : self.query_heads].unflatten(1, (self.kv_heads, -1))  # (n, G, H / G, C)
-            attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-            x = x + _linear(attended.reshape(n, -1), *out)
+            parts[:, : heads + groups] = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin)  # rotary embedding (2104.09864)
+            keys, values = slots.write(i, parts[:, heads:].unflatten(0, (n, new)))
+            q = parts[:, :heads].reshape(n, new, groups, -1, size).transpose(1, 2)  # (n, G, N, H / G, C)
+            attended = F.scaled_dot_product_attention(q.flatten(2, 3), keys, values, attn_mask=mask)  # (n, G, N H / G, C)
+            attended = attended.unflatten(2, (new, -1)).transpose(1, 2)  # (n, N, G, H / G, C)
+            x = x + _linear(attended.reshape(n * new, -1), *out)
             gate, up = _linear(self._normalised(x), *gate_up).chunk(2, -1)
             x = x + _linear(F.silu(gate) * up, *down)
-        slots.lengths[:n] += 1
-        return _linear(self._normalised(x) * self.model.norm.weight, *self.head)
+        return _linear(self._normalised(x) * self.model.norm.weight, *self.head).unflatten(0, (n, new))
 
     def _normalised(self, x: Tensor) -> Tensor:
         """Divide by the root mean square (1910.07467); the learned scale is in the weights that follow, see _fuse."""
@@ -167,21 +170,19 @@ class Decoder:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x weight^T + bias, (n, O), for few rows x (n, I) and a large weight (O, I).
+    """Return x weight^T + bias, (R, O), for few rows x (R, I) and a large weight (O, I).
 
     On CPUs in blocks of the weight's rows: BLAS is made for one row or for many, and with some takes longer for the whole.
     """
     blocks, (outputs, inputs) = 8, weight.shape
     if x.device.type != "cpu" or weight.numel() < 2**18 or outputs % blocks or not 1 < len(x) < 16:
         return F.linear(x, weight, bias)
-    y = torch.bmm(x.expand(blocks, -1, -1), weight.view(blocks, -1, inputs).mT)  # (K, n, O / K)
+    y = torch.bmm(x.expand(blocks, -1, -1), weight.view(blocks, -1, inputs).mT)  # (K, R, O / K)
     y = y.transpose(0, 1).reshape(len(x), outputs)
     return y if bias is None else y + bias
 
 
-def _fuse(
-    linears: list[torch.nn.Linear], norm: torch.nn.Module | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None]:
+def _fuse(linears: list[torch.nn.Linear], norm: torch.nn.Module | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Stack the weights and biases of linear layers that read what the norm gives; its scale goes into the weights."""
     weight = torch.cat([linear.weight for linear in linears]) if len(linears) > 1 else linears[0].weight
     bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears]).to(dtype)

@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 import lora
 from config import Config
+from drafts import LONGEST, MOST_TOK
 from model import CONTEXT_TOK, tiny_config
 from sampler import PREFILL_TOK
 from smollm2 import find_smollm2
@@ -79,7 +80,7 @@ def sampling_bytes(config: Config, shape: PretrainedConfig, total: int, inside: 
     per_token = shape.num_hidden_layers * 2 * _kv_width(shape) * size  # keys and values
     cache = config.sample_batch * tokens * per_token
     prefix = max(config.max_prompt_tok, prefill_tok) * (per_token + _kept(shape, size) / 2)
-    logits = 4 * config.sample_batch * shape.vocab_size * FP32
+    logits = 4 * max(config.sample_batch, min(LONGEST * config.sample_batch, MOST_TOK)) * shape.vocab_size * FP32
     return copies + cache + prefix + logits
 
 

@@ -81,8 +81,11 @@ class ImprovementPool:
                 self.best = sorted([*self.best, (episode.reward.total, attempt)], key=lambda x: -x[0])[: self.best_size]
             self.recent = [*self.recent, attempt][-self.recent_size :]
 
+    def attempts(self) -> list[Attempt]:
+        return [a for _, a in self.best] + self.recent
+
     def draw(self, rng: random.Random) -> Attempt | None:
-        attempts = [a for _, a in self.best] + self.recent
+        attempts = self.attempts()
         return rng.choice(attempts) if attempts else None
 
     def state(self) -> dict:
@@ -247,10 +250,12 @@ class Collector:
 
     def _generate(self, policy: Policy, prompts: list[list[int]], indices: list[int]) -> list[Generation]:
         distinct = sorted(set(map(tuple, prompts)))
+        earlier = [a.program for task in self.tasks for a in self.pools[task.name].attempts()]
         return generate(
             policy, [list(ids) for ids in distinct], [distinct.index(tuple(ids)) for ids in prompts],
             [self.sample_seed(index) for index in indices],
             max_new_tok=self.max_new_tok, temperature=self.temperature, slots=self.sample_batch,
+            similar=[policy.tokenizer(program, add_special_tokens=False)["input_ids"] for program in earlier],
         )  # fmt: skip
 
     def task_of(self, index: int) -> Task:

@@ -1,6 +1,7 @@
 """The sampling engine: many responses at once from one policy, each from its own stream of uniform numbers.
 
-Letters: S samples, n of them in the batch, N new tokens, P prompt tokens, V vocabulary; L, G, C as in decoder.py.
+Letters: S samples, n of them in the batch, N new tokens a row, P prompt tokens, V vocabulary, K context of a draft (drafts.py);
+L, G, C as in decoder.py.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from decoder import Slots, build_decoder
+from drafts import LONGEST, Drafts, K
 from model import Policy
 
 # Tokens of prompts, padding included, that go through the model together: enough to keep the device busy, no more, since
@@ -30,7 +32,7 @@ class Generation:
 @torch.inference_mode()
 def generate(
     policy: Policy, prompts: list[list[int]], prompt_of: list[int], seeds: list[int], *, max_new_tok: int, temperature: float,
-    top_p: float = 1.0, slots: int = 64, look_every: int | None = None,
+    top_p: float = 1.0, slots: int = 64, look_every: int | None = None, similar: list[list[int]] = (),
 ) -> list[Generation]:  # fmt: skip
     """Sample one response per entry of `prompt_of` (an index into `prompts`), each from its own seed.
 
@@ -39,6 +41,9 @@ def generate(
     `slots` samples are in the batch; one that ends gives its slot to the next. temperature 0 is greedy: the likeliest token,
     whatever the seed. top_p < 1 samples from the most likely tokens that together have that probability (1904.09751); the
     log-probabilities are of the whole distribution all the same.
+    Each step runs the model over the last token of a row and a draft of the next ones. As the uniform numbers are known, so is
+    the token that each place would sample; a draft is kept up to the first that differs. similar: texts, in tokens, to draft
+    from, beside the prompts and what is written here: they change speed, never a sample.
     look_every: steps between looks at which samples have ended; each look waits for the GPU. Raises ValueError for numbers
     that cannot be meant, FloatingPointError where the policy's logits are not finite.
     """
@@ -50,61 +55,53 @@ def generate(
         return []
     device, n_samples = policy.device, len(prompt_of)
     look_every = look_every or (1 if device.type == "cpu" else 16)
-    steps = max_new_tok + look_every  # until the next look a sample that has ended goes on, unused
+    places = max_new_tok + look_every * LONGEST  # until the next look a sample that has ended goes on, unused
     uniforms = torch.stack([torch.rand(max_new_tok, generator=torch.Generator().manual_seed(s)) for s in seeds])
-    uniforms = F.pad(uniforms, (0, look_every)).to(device)  # (S, steps)
-    stop_ids = torch.tensor(policy.stop_ids, device=device)
-    tokens = torch.zeros(n_samples, steps, dtype=torch.long, device=device)  # (S, steps)
-    logprobs = torch.zeros(n_samples, steps, device=device)  # (S, steps)
-    lengths = torch.zeros(n_samples, dtype=torch.long, device=device)  # (S,) 0 until the sample has ended
-    stopped = torch.zeros(n_samples, dtype=torch.bool, device=device)  # (S,)
+    uniforms = F.pad(uniforms, (0, places - max_new_tok)).to(device)  # (S, places)
+    written = _Written(n_samples, places, max_new_tok, torch.tensor(policy.stop_ids, device=device))
 
     order = sorted(range(n_samples), key=lambda i: (len(prompts[prompt_of[i]]), prompt_of[i]))  # like lengths are read together
     waiting, n = iter(order), min(slots, n_samples)
     prefixes, decoder = _Prefixes(policy, prompts, [prompt_of[i] for i in order]), build_decoder(policy)
-    cache = Slots(*prefixes.read(prompt_of[order[0]])[:2], n, max(map(len, prompts)) + steps)
-    logits = torch.zeros(n, policy.lm.get_output_embeddings().weight.shape[0], device=device)  # (n, V)
+    cache = Slots(*prefixes.read(prompt_of[order[0]]), n, max(map(len, prompts)) + places)
+    drafts = Drafts([*similar, *prompts], device)
     sample, count = torch.zeros(2, n, dtype=torch.long, device=device)  # (n,) each: a row's sample, the tokens it has
+    context = torch.zeros(n, K, dtype=torch.long, device=device)  # (n, K): the newest tokens; the last is not in the cache yet
 
     def start(row: int, number: int) -> None:
-        keys, values, first_logits = prefixes.read(prompt_of[number])
-        cache.fill(row, keys, values)
-        logits[row], sample[row], count[row] = first_logits, number, 0
+        cache.fill(row, *prefixes.read(prompt_of[number]))
+        context[row] = torch.tensor([-1] * K + prompts[prompt_of[number]])[-K:]
+        sample[row], count[row] = number, 0
 
     for row in range(n):
         start(row, next(waiting))
     step = 0
     while n:
-        log_p = torch.log_softmax(logits[:n].float() / (temperature or 1.0), dim=-1)  # (n, V)
-        u = uniforms[sample[:n], count[:n]]  # (n,)
-        token = _inverse_cdf(log_p, u, top_p) if temperature else log_p.argmax(-1)  # (n,)
-        tokens[sample[:n], count[:n]] = token
-        logprobs[sample[:n], count[:n]] = log_p.gather(-1, token[:, None]).squeeze(-1)
-        count[:n] += 1
-        goes_on, stops = lengths[sample[:n]] == 0, torch.isin(token, stop_ids)  # (n,) each
-        stopped[sample[:n]] |= goes_on & stops
-        lengths[sample[:n]] += count[:n] * (goes_on & (stops | (count[:n] == max_new_tok)))
+        if step % look_every == 0:
+            new = drafts.best_length(n)
+        draft = drafts.propose(context[:n], new)  # (n, N)
         with policy.autocast():
-            logits = decoder.step(token, cache)
+            logits = decoder.step(torch.cat([context[:n, -1:], draft[:, :-1].clamp(min=0)], 1), cache)  # (n, N, V)
+        log_p = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)  # (n, N, V)
+        at = (sample[:n, None], count[:n, None] + torch.arange(new, device=device))  # (n, N): which token of which sample
+        token = _inverse_cdf(log_p, uniforms[at], top_p) if temperature else log_p.argmax(-1)  # (n, N)
+        kept, context[:n] = drafts.accept(context[:n], draft, token)
+        written.add(at, token, log_p.gather(-1, token[..., None]).squeeze(-1), kept)
+        count[:n] += kept
+        cache.lengths[:n] += kept
         step += 1
         if step % look_every:
             continue
-        for row in reversed((lengths[sample[:n]] > 0).nonzero().squeeze(-1).tolist()):
+        for row in reversed(written.ended(sample[:n])):
             if (number := next(waiting, None)) is not None:
                 start(row, number)
             else:  # the last row takes its place
                 n -= 1
                 cache.move(n, row)
-                for x in (logits, sample, count):
+                for x in (sample, count, context):
                     x[row] = x[n]
         cache.trim(n)
-    if logprobs.isnan().any():
-        raise FloatingPointError("the policy's logits are not finite: lower the learning rate, or look at its weights")
-    tokens, logprobs, lengths, stopped = (x.tolist() for x in (tokens, logprobs, lengths, stopped))
-    return [
-        Generation(ids[:end], lp[:end], "stop" if stop else "length")
-        for ids, lp, end, stop in zip(tokens, logprobs, lengths, stopped, strict=True)
-    ]
+    return written.generations()
 
 
 @torch.no_grad()
@@ -130,18 +127,54 @@ def check_sampler(policy: Policy, longest_tok: int) -> None:
 
 
 def _inverse_cdf(log_p: Tensor, u: Tensor, top_p: float = 1.0) -> Tensor:
-    """Return the first token whose cumulative probability exceeds u: (n, V), (n,) -> (n,)."""
+    """Return the first token whose cumulative probability exceeds u: (..., V), (...) -> (...)."""
     p = log_p.exp()
     if top_p < 1:
         ranked, token = p.sort(-1, descending=True)
         p = p.scatter(-1, token, ranked.masked_fill(ranked.cumsum(-1) - ranked >= top_p, 0.0))
     cumulative = p.cumsum(-1)
-    target = u[:, None] * cumulative[:, -1:]  # rounding may leave the sum a little off 1
+    target = u[..., None] * cumulative[..., -1:]  # rounding may leave the sum a little off 1
     return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=log_p.shape[-1] - 1)
 
 
+class _Written:
+    """What the samples have written: (S, places) each of tokens and log-probabilities."""
+
+    def __init__(self, n_samples: int, places: int, max_new_tok: int, stop_ids: Tensor):
+        self.max_new_tok, self.stop_ids, device = max_new_tok, stop_ids, stop_ids.device
+        self.tokens = torch.zeros(n_samples, places, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(n_samples, places, device=device)
+        self.lengths = torch.zeros(n_samples, dtype=torch.long, device=device)  # (S,) 0 until the sample has ended
+        self.stopped = torch.zeros(n_samples, dtype=torch.bool, device=device)  # (S,)
+
+    def add(self, at: tuple[Tensor, Tensor], token: Tensor, logprob: Tensor, kept: Tensor) -> None:
+        """Write tokens (n, N) at (sample, place), and end samples; those after the first `kept` (n,) are overwritten later."""
+        (sample, place), new = at, torch.arange(token.shape[1], device=token.device)
+        self.tokens[at], self.logprobs[at] = token, logprob
+        stops = torch.isin(token, self.stop_ids) & (new < kept[:, None])  # (n, N)
+        end = torch.where(stops, place + 1, self.tokens.shape[1] + 1).amin(1)  # (n,): tokens up to the first that stops
+        sample, has = sample[:, 0], place[:, 0] + kept  # (n,) each
+        ends = (self.lengths[sample] == 0) & ((end <= self.max_new_tok) | (has >= self.max_new_tok))  # (n,)
+        self.lengths[sample] += ends * end.clamp(max=self.max_new_tok)
+        self.stopped[sample] |= ends & (end <= self.max_new_tok)
+
+    def ended(self, sample: Tensor) -> list[int]:
+        """Return which rows' samples (n,) have ended. Waits for the GPU."""
+        return (self.lengths[sample] > 0).nonzero().squeeze(-1).tolist()
+
+    def generations(self) -> list[Generation]:
+        """Raises FloatingPointError where a log-probability is not a number."""
+        if self.logprobs.isnan().any():
+            raise FloatingPointError("the policy's logits are not finite: lower the learning rate, or look at its weights")
+        columns = (x.tolist() for x in (self.tokens, self.logprobs, self.lengths, self.stopped))
+        return [
+            Generation(ids[:end], logprobs[:end], "stop" if stopped else "length")
+            for ids, logprobs, end, stopped in zip(*columns, strict=True)
+        ]
+
+
 class _Prefixes:
-    """Prompts as the model has read them: keys and values, per layer (G, P, C), and the logits (V,) of the first new token.
+    """Prompts as the model has read them, all but the last token: keys and values, per layer (G, P - 1, C).
 
     They are asked for in a known order and read some at a time: what is past is dropped.
     """
@@ -149,7 +182,7 @@ class _Prefixes:
     def __init__(self, policy: Policy, prompts: list[list[int]], order: list[int]):
         self.policy, self.prompts, self.ahead, self.known = policy, prompts, list(dict.fromkeys(order)), {}
 
-    def read(self, number: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    def read(self, number: int) -> tuple[list[Tensor], list[Tensor]]:
         if number not in self.known:
             self.known = {}  # first, to free them
             chosen, budget = [self.ahead.pop(0)], PREFILL_TOK[self.policy.device.type]
@@ -158,19 +191,18 @@ class _Prefixes:
             self.known = dict(zip(chosen, self._forward([self.prompts[i] for i in chosen]), strict=True))
         return self.known[number]
 
-    def _forward(self, prompts: list[list[int]]) -> list[tuple[list[Tensor], list[Tensor], Tensor]]:
-        lengths = torch.tensor([len(ids) for ids in prompts])
-        tokens = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)  # (U, P), right-padded: nothing looks ahead
+    def _forward(self, prompts: list[list[int]]) -> list[tuple[list[Tensor], list[Tensor]]]:
+        tokens = torch.zeros(
+            len(prompts), max(map(len, prompts)), dtype=torch.long
+        )  # (U, P), padded right: nothing looks ahead
         for row, ids in enumerate(prompts):
             tokens[row, : len(ids)] = torch.tensor(ids)
-        lm, cache = self.policy.lm, DynamicCache(config=self.policy.lm.config)
+        cache = DynamicCache(config=self.policy.lm.config)
         with self.policy.autocast():
-            hidden = lm.base_model(tokens.to(self.policy.device), cache=cache, use_cache=True).last_hidden_state  # (U, P, D)
-            last = hidden[torch.arange(len(prompts)), lengths - 1]  # (U, D)
-            logits = lm.get_output_embeddings()(last)  # (U, V): logits of every place would fill the memory
+            self.policy.lm.base_model(tokens.to(self.policy.device), cache=cache, use_cache=True)
         dtype = torch.bfloat16 if self.policy.bf16 else None
         keys, values = ([x.to(dtype) for x in kind] for kind in zip(*((x.keys, x.values) for x in cache.layers), strict=True))
         return [
-            ([x[row, :, :n] for x in keys], [x[row, :, :n] for x in values], logits[row])
-            for row, n in enumerate(lengths.tolist())
+            ([x[row, :, : len(ids) - 1] for x in keys], [x[row, :, : len(ids) - 1] for x in values])
+            for row, ids in enumerate(prompts)
         ]

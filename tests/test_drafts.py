@@ -1,0 +1,98 @@
+"""Drafts: they make samples faster and never others; and their arithmetic by hand."""
+
+import pytest
+import torch
+
+from decoder import Decoder, ModelDecoder
+from drafts import MOST_TOK, Drafts, K
+from tests.test_sampler import KINDS, PROMPTS, build, make_stops_likely, sample
+
+CPU = torch.device("cpu")
+
+
+def context(*ids: int) -> torch.Tensor:
+    return torch.tensor([([-1] * K + list(ids))[-K:]])
+
+
+@pytest.fixture
+def steps(monkeypatch) -> list[tuple[int, int]]:
+    """The shapes (n, N) that go through the model."""
+    shapes = []
+    for kind in (Decoder, ModelDecoder):
+        plain = kind.step
+        monkeypatch.setattr(kind, "step", lambda self, tokens, slots, plain=plain: (
+            shapes.append(tuple(tokens.shape)), plain(self, tokens, slots))[1])  # fmt: skip
+    return shapes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"top_p": 0.8}, {"slots": 2}, {"look_every": 5}])
+def test_right_and_wrong_drafts_change_no_sample(kind, options, tokenizer, steps):
+    policy = build(kind, tokenizer)
+    rows, seeds, options = [0, 1, 2, 0], [3, 4, 5, 6], {"max_new_tok": 40, **options}
+    made = sample(policy, rows, seeds, **options)
+    undrafted = len(steps)
+    texts = [PROMPTS[row] + g.ids for row, g in zip(rows, made, strict=True)]
+    half_wrong = [[(t + (i % 7 == 6)) % len(tokenizer) for i, t in enumerate(ids)] for ids in texts]
+    for similar, fewer in ((texts, 1.5), (half_wrong, 1)):
+        steps.clear()
+        again = sample(policy, rows, seeds, similar=similar, **options)
+        assert [(g.ids, g.finish_reason) for g in again] == [(g.ids, g.finish_reason) for g in made]
+        for g, h in zip(again, made, strict=True):
+            assert torch.allclose(torch.tensor(g.logprobs), torch.tensor(h.logprobs), atol=1e-5)
+        assert len(steps) * fewer <= undrafted
+
+
+def test_a_known_text_takes_a_step_for_several_tokens(policy, steps):
+    made = sample(policy, [0], [3], max_new_tok=64)[0].ids
+    steps.clear()
+    sample(policy, [0], [3], max_new_tok=64, similar=[PROMPTS[0] + made])
+    assert 3 * len(steps) < len(made)
+    assert max(new for _, new in steps) == 8
+
+
+def test_a_stop_within_a_draft_ends_the_sample(policy):
+    make_stops_likely(policy)
+    made = sample(policy, [0, 1] * 8, list(range(16)), max_new_tok=40)
+    assert {g.finish_reason for g in made} == {"stop", "length"}
+    beyond = [PROMPTS[i % 2] + g.ids + [7, 8, 9] * 4 for i, g in enumerate(made)]
+    again = sample(policy, [0, 1] * 8, list(range(16)), max_new_tok=40, similar=beyond)
+    assert [(g.ids, g.finish_reason) for g in again] == [(g.ids, g.finish_reason) for g in made]
+
+
+def test_the_longest_known_context_decides():
+    drafts = Drafts([[1, 2, 3, 4, 5, 6, 7, 8, 9], [20, 4, 5, 6, 7, 8, 30]], CPU)
+    assert drafts.propose(context(1, 2, 3, 4, 5, 6, 7, 8), 1).tolist() == [[9]]
+    assert drafts.propose(context(4, 5, 6, 7, 8), 1).tolist() == [[30]]  # the newer of the two
+    assert drafts.propose(context(77, 20), 3).tolist() == [[4, 5, 6]]
+    assert drafts.propose(context(77), 1).tolist() == [[-1]]
+
+
+def test_a_draft_is_kept_up_to_the_first_token_that_differs():
+    drafts = Drafts([], CPU)
+    contexts = torch.cat([context(1, 2), context(3), context(4)])
+    draft, token = torch.tensor([[5, 6, 7], [5, 6, 7], [5, 6, 7]]), torch.tensor([[5, 6, 7], [5, 9, 7], [8, 6, 7]])
+    kept, after = drafts.accept(contexts, draft, token)
+    assert kept.tolist() == [3, 2, 1]  # never more than were run; the token in place of the wrong one is right
+    assert torch.equal(after, torch.cat([context(1, 2, 5, 6, 7), context(3, 5, 9), context(4, 8)]))
+    assert (drafts.right.item(), drafts.tried.item()) == (4, 6)
+    assert drafts.propose(context(3, 5), 1).tolist() == [[9]] and drafts.propose(context(4), 1).tolist() == [[8]]
+    assert drafts.propose(context(4, 8), 1).tolist() == [[-1]]  # what followed the wrong token was never written
+
+
+def test_the_length_follows_what_was_right():
+    """By the formula: with share a, N = 1 keeps 1 a step in 1 + n / 12; N keeps (1 - a^N) / (1 - a) in 1 + n N / 12."""
+    drafts = Drafts([], CPU)
+    for _ in range(40):
+        drafts.tried = torch.tensor(10)
+        rarely = drafts.best_length(1)
+    assert rarely == 1
+    for _ in range(40):
+        drafts.right, drafts.tried = torch.tensor(79), torch.tensor(100)
+        often = [drafts.best_length(n) for n in (1, 8, 32)]
+    a = drafts.share
+    assert a == pytest.approx(0.79, abs=0.01)
+    for n, new in zip((1, 8, 32), often, strict=True):
+        kept = [sum(a**i for i in range(k)) / (1 + n * k / 12) for k in range(1, 9)]
+        assert kept[new - 1] == max(kept)
+    assert often[0] > often[2] and drafts.best_length(MOST_TOK) == 1
