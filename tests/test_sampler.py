@@ -191,7 +191,7 @@ def test_a_row_moves_with_all_that_it_holds():
     slots = Slots([torch.zeros(1, 2, 3)], [torch.zeros(1, 2, 3)], slots=2, places=4)
     slots.fill(1, [torch.ones(1, 2, 3)], [2 * torch.ones(1, 2, 3)])
     slots.move(1, 0)
-    assert slots.lengths.tolist() == [2, 2] 
+    assert slots.lengths.tolist() == [2, 2]
     slots.trim(1)
     keys, values = slots.kv[0][:1, :, : slots.places_in_use].chunk(2, 1)
     assert keys.unique().tolist() == [1] and values.unique().tolist() == [2]
