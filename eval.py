@@ -30,7 +30,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import ablate
-from checkpoint import UsageError, latest_checkpoint, load_secret, write_atomically
+from checkpoint import UsageError, checkpoints_to_evaluate, load_secret, write_atomically
 from config import Config, flag, load_config, resolve, run_main, usage_error
 from curves import plot_curves, read_metrics
 from evaluation import Evaluation, Subject, evaluate_policy
@@ -46,13 +46,13 @@ FREE = ("seed", "run_dir", "task", "data_dir", "sample_batch", "micro_batch_tok"
 
 def open_subject(run_dir: Path) -> Subject:
     """Return the run in a folder. Raises UsageError if it is none, or has nothing to evaluate."""
-    config, checkpoint = load_config(run_dir), latest_checkpoint(run_dir)
+    config, checkpoints = load_config(run_dir), checkpoints_to_evaluate(run_dir)
     read_metrics(run_dir)
     try:
         names = [find_task(name).NAME for name in expand_names(config.task)]
     except ValueError as error:
         raise UsageError(f"--task {config.task} of {run_dir}: {error}") from error
-    return Subject(run_dir, config, names, checkpoint)
+    return Subject(run_dir, config, names, checkpoints)
 
 
 def require_comparable(subjects: list[Subject]) -> None:

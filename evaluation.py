@@ -69,7 +69,7 @@ class Subject:
     directory: Path
     config: Config
     names: list[str]  # of its tasks
-    checkpoint: Path
+    checkpoints: dict[str, Path]  # of start and trained
 
 
 class Evaluation:
@@ -81,7 +81,7 @@ class Evaluation:
         self.test_tasks = (
             load_run_tasks(self.config, subject.directory, "test") if split == "test" else [None] * len(self.val_tasks)
         )
-        self.weights = {"start": subject.directory / "step_0", "trained": subject.checkpoint}
+        self.weights = subject.checkpoints
         self.policy: tuple[str, Policy | None] = ("", None)  # the one that is loaded
         self.stack = contextlib.ExitStack()
 

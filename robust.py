@@ -25,7 +25,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from checkpoint import UsageError, latest_checkpoint, load_checkpoint_policy, load_secret, write_atomically
+from checkpoint import UsageError, checkpoints_to_evaluate, load_checkpoint_policy, load_secret, write_atomically
 from config import Config, load_config
 from model import Policy, context_tok, reads_brief_prompts
 from perturbations import NAMES, View, build_view
@@ -67,8 +67,7 @@ def evaluate_robustness(run_dir: Path, samples: int, repeats: int | None = None,
     repeats = REPEATS if repeats is None else repeats
     if repeats < 1:
         raise UsageError(f"--repeats {repeats} must be positive")
-    config = load_config(run_dir)
-    policies = {"start": run_dir / "step_0", "trained": latest_checkpoint(run_dir)}
+    config, policies = load_config(run_dir), checkpoints_to_evaluate(run_dir)
     held_out = choose_held_out(config, held_out)
     set_threads(config)
     tasks = load_run_tasks(config, run_dir, "reward")

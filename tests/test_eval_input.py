@@ -25,3 +25,27 @@ def test_curves_of_steps_that_lack_a_metric_have_a_gap(make_run, sandbox):  # no
     with open(run / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": 2, "reward/mean": 1.0}) + "\n")
     assert evaluate(run) == 0 and (run / "curves.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("step", ["step_0", "step_1"])
+@pytest.mark.parametrize("name", ["model.safetensors", "value_head.safetensors"])
+def test_weights_that_are_cut_or_gone_are_found_before_any_work(make_run, sandbox, step, name):  # noqa: F811
+    run = make_run("run")
+    path = run / step / name
+    path.write_bytes(path.read_bytes()[:-1])
+    commands = (lambda: evaluate(run), lambda: evaluate(run, robust=True))
+    for command in commands:
+        with pytest.raises(UsageError, match=f"{step} is broken"):
+            command()
+    path.unlink()
+    for command in commands:
+        with pytest.raises(UsageError, match=f"{step} is broken"):
+            command()
+    assert not sandbox.programs
+
+
+def test_a_run_without_its_starting_policy_says_so(make_run, sandbox):  # noqa: F811
+    run = make_run("run")
+    (run / "step_0").rename(run / "elsewhere")
+    with pytest.raises(UsageError, match=r"step_0 is broken: it holds no weights"):
+        evaluate(run)
