@@ -64,11 +64,12 @@ def require_comparable(subjects: list[Subject]) -> None:
             if not shared or bool(a.data_dir) != bool(b.data_dir):
                 continue
             what = f"{other.directory} and {one.directory} are both of {shared[0]}"
-            values = {f.name: (getattr(a, f.name), getattr(b, f.name)) for f in fields(Config) if f.name not in FREE}
-            values["task"] = (",".join(other.names), ",".join(one.names))
+            values = {flag(f.name): (getattr(a, f.name), getattr(b, f.name)) for f in fields(Config) if f.name not in FREE}
+            values["--task"] = (",".join(other.names), ",".join(one.names))
+            values["steps done"] = tuple(subject.checkpoints["trained"].name.removeprefix("step_") for subject in (other, one))
             for name, (first, second) in values.items():
                 if first != second:
-                    raise UsageError(f"{what}, but {flag(name)} is {first} and {second}: a row of the table is a mean over "
+                    raise UsageError(f"{what}, but {name} is {first} and {second}: a row of the table is a mean over "
                                      "seeds alone; evaluate them one by one")  # fmt: skip
             if a.seed == b.seed:
                 raise UsageError(f"{what} and have --seed {a.seed}: a row is a mean over seeds; leave one of them out")

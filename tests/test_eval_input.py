@@ -1,12 +1,15 @@
 """eval.py and report.py on broken runs, odd files and hostile text, with the fixtures of test_eval.py."""
 
+import gc
 import json
+import weakref
 
 import pytest
 from test_eval import evaluate, make_run, sandbox  # noqa: F401 (fixtures)
 
+import evaluation
 import report
-from checkpoint import UsageError
+from checkpoint import UsageError, load_checkpoint_policy
 
 
 @pytest.mark.parametrize("line", [b"{half", b"5", b"null", b'{"reward/mean": 1}', b'{"step": "one"}', b"\xff"])
@@ -49,3 +52,25 @@ def test_a_run_without_its_starting_policy_says_so(make_run, sandbox):  # noqa: 
     (run / "step_0").rename(run / "elsewhere")
     with pytest.raises(UsageError, match=r"step_0 is broken: it holds no weights"):
         evaluate(run)
+
+
+def test_of_several_runs_only_one_policy_is_in_memory(make_run, sandbox, tmp_path, monkeypatch):  # noqa: F811
+    alive = weakref.WeakSet()
+
+    def load(directory, device):
+        policy = load_checkpoint_policy(directory, device)
+        gc.collect()
+        assert not alive, "another policy is still there"
+        alive.add(policy)
+        return policy
+
+    monkeypatch.setattr(evaluation, "load_checkpoint_policy", load)
+    assert evaluate(*(make_run(f"run{seed}", seed=seed) for seed in (0, 1)), samples=1, out=tmp_path / "table") == 0
+
+
+def test_a_run_that_was_stopped_early_is_no_seed_of_a_finished_one(make_run, sandbox):  # noqa: F811
+    run, early = make_run("run"), make_run("early", seed=1)
+    (early / "latest").write_text("step_0")
+    with pytest.raises(UsageError, match="steps done is 1 and 0"):
+        evaluate(run, early)
+    assert not sandbox.programs
