@@ -100,6 +100,8 @@ class Evaluation:
                 for who in ("linear", "tuned", "demonstrations"):
                     result = self.piece(i, who)["result"]
                     entry["baselines"][who] = result | {"reported": self.reported(i, result, False)}
+        self.policy = ("", None)  # of the runs of a table, one at a time is in memory
+        self.__dict__.pop("whole_collector", None)  # its sandbox is closed, and it may hold the reference
         return entries
 
     def describe(self, i: int) -> dict:
