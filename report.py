@@ -198,7 +198,8 @@ def episode_details(episode: dict) -> str:
 
 
 def selected_section(run_dir: Path) -> str:
-    paths = sorted(run_dir.glob("selected*.py"))[:SELECTED]
+    starting = {*run_dir.glob("selected_start.py"), *run_dir.glob("selected_start_*.py")}  # eval.py's, of step_0
+    paths = sorted({*run_dir.glob("selected*.py")} - starting)[:SELECTED]
     if not paths:
         return section("The selected program", missing("eval.py selects it.", f"python eval.py {shlex.quote(str(run_dir))}"))
     parts = [f"<h3>{text(path.name)}</h3>{code(path.read_text(errors='replace'))}" for path in paths]
