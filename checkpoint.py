@@ -109,7 +109,7 @@ def load_trainer_state(checkpoint: Path) -> dict:
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     """Replace a small file so that a reader, or a crash, sees the old text or the new one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -34,6 +34,7 @@ from checkpoint import UsageError, checkpoints_to_evaluate, load_secret, write_a
 from config import Config, flag, load_config, resolve, run_main, usage_error
 from curves import plot_curves, read_metrics
 from evaluation import Evaluation, Subject, evaluate_policy
+from report_html import visible
 from results import table, write_table
 from robust import evaluate_robustness
 from tasks import expand_names, find_task
@@ -87,7 +88,7 @@ def evaluate_run(evaluation: Evaluation) -> list[dict]:
                 entry["checks"][who]["program"] = path.name
             else:
                 path.unlink(missing_ok=True)  # of an earlier evaluation
-        print(f"\nThe trained policy's program that is best on val:\n\n{selected['trained'] or '(none is valid)'}")
+        print(f"\nThe trained policy's program that is best on val:\n\n{visible(selected['trained'] or '(none is valid)')}")
         print(table(entry))
     written = entries[0] if len(entries) == 1 else {"tasks": entries}
     write_atomically(run_dir / "eval.json", json.dumps(written, indent=2) + "\n")

@@ -2,13 +2,18 @@
 
 import gc
 import json
+import os
+import subprocess
+import sys
 import weakref
 
 import pytest
+from conftest import ROOT
 from test_eval import evaluate, make_run, sandbox  # noqa: F401 (fixtures)
 
 import evaluation
 import report
+import rollout
 from checkpoint import UsageError, load_checkpoint_policy
 
 
@@ -74,3 +79,20 @@ def test_a_run_that_was_stopped_early_is_no_seed_of_a_finished_one(make_run, san
     with pytest.raises(UsageError, match="steps done is 1 and 0"):
         evaluate(run, early)
     assert not sandbox.programs
+
+
+def test_a_hostile_program_gives_the_terminal_no_commands(make_run, sandbox, monkeypatch, capsys):  # noqa: F811
+    hostile = "m.fit(X)\nm.predict(X)\n# \x1b]0;title\x07\x9b2J\r\u202e"
+    monkeypatch.setattr(rollout, "extract_program", lambda response: hostile)
+    run = make_run("run")
+    evaluate(run)
+    shown = capsys.readouterr().out
+    assert "# \\u001b]0;title\\u0007\\u009b2J\\u000d\\u202e" in shown and not {*"\x1b\x07\x9b\r\u202e"} & {*shown}
+    assert (run / "selected.py").read_bytes().decode() == hostile  # the file is the program
+
+
+def test_a_terminal_of_few_characters_ends_no_work():
+    code = "from config import run_main; run_main(lambda argv: print('± ↑'), '')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, env=environment)
+    assert done.returncode == 0 and done.stdout == b"\\xb1 \\u2191\n", done.stderr
