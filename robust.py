@@ -58,6 +58,11 @@ class Piece:
         except (OSError, ValueError, AttributeError):
             return None
 
+    def is_whole(self, programs: int) -> bool:
+        """Tell whether there is a result that no fault of ours took programs from."""
+        kept = self.load()
+        return kept is not None and (bool(kept["left_out"]) or len(kept["episodes"]) == programs)
+
 
 def evaluate_robustness(run_dir: Path, samples: int, repeats: int | None = None, held_out: str | None = None) -> None:
     """Measure both policies of a run under every perturbation; write robust.json and robust.md, print the table.
@@ -77,7 +82,7 @@ def evaluate_robustness(run_dir: Path, samples: int, repeats: int | None = None,
         other = View(HELD_OUT, load_held_out(config, run_dir, held_out, Path(folder) / HELD_OUT)) if held_out else None
         shown = [view for of_task in views.values() for view in of_task.values() if view] + [other] * (other is not None)
         pieces = plan(config, run_dir, policies, shown, samples, repeats)
-        measure(config, run_dir, [piece for piece in pieces if piece.load() is None], samples, repeats)
+        measure(config, run_dir, [piece for piece in pieces if not piece.is_whole(samples * repeats)], samples, repeats)
         done = {(piece.policy, id(piece.view)): piece.load() for piece in pieces}
         report = {
             "samples": samples, "repeats": repeats, "temperature": config.temperature,
@@ -232,7 +237,7 @@ def _notes(config: Config, task: Task, other: View | None, rows: list[dict], pro
         if row["left_out"]:
             notes.append(f"{row['policy']}, {row['perturbation']}: not measured, {row['left_out']}.")
         elif row["programs"] < programs:
-            fewer = f"{programs - row['programs']} of {programs} programs are left out, since the fault was ours"
+            fewer = f"{programs - row['programs']} of {programs} programs are left out, by our fault; evaluate again"
             notes.append(f"{row['policy']}, {row['perturbation']}: {fewer}.")
         if row["perturbation"] == HELD_OUT and not row["left_out"] and row["policy"] == "trained":
             valid = round(row["valid_frac"] * row["programs"])

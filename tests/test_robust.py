@@ -203,14 +203,18 @@ def test_a_prompt_that_the_model_cannot_read_is_not_measured_and_said(run):
     assert all("context of 64" in row["left_out"] and "valid_frac" not in row for row in task["rows"])
 
 
-def test_programs_that_our_fault_took_are_counted_not_failed(run, monkeypatch):
+def test_programs_that_our_fault_took_are_counted_not_failed(run, monkeypatch, capsys):
     sandbox = FakeSandbox(infra=1)
     monkeypatch.setattr(robust, "build_sandbox", lambda config: contextlib.nullcontext(sandbox))
     monkeypatch.setattr("rollout.extract_program", lambda text: "x = 1")
     evaluate_robustness(run, 2, 1)
     (task,) = json.loads((run / "robust.json").read_text())["tasks"]
     assert task["rows"][0]["programs"] == 1 and task["rows"][1]["programs"] == 2
-    assert "start, none: 1 of 2 programs are left out, since the fault was ours." in task["notes"]
+    assert "start, none: 1 of 2 programs are left out, by our fault; evaluate again." in task["notes"]
+    evaluate_robustness(run, 2, 1)  # our fault is gone: the piece that it hurt is made again, and no other
+    (task,) = json.loads((run / "robust.json").read_text())["tasks"]
+    assert all(row["programs"] == 2 for row in task["rows"]) and not any("our fault" in note for note in task["notes"])
+    assert capsys.readouterr().out.count("programs ...") == 2 * (len(NAMES) + 1) + 1
 
 
 # ---------------------------------------------------------------------------------------------------------- what is refused
