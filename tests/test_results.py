@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+import pieces
 from checkpoint import UsageError
 from checks import check_program, count_predictions, describe_checks
-from pieces import digest_weights, load_or_make
+from config import Config
+from pieces import common_dependencies, digest_file, digest_weights, load_or_make
 from results import EVERYONE, aggregate, compare, mean_and_error, to_csv, to_markdown, write_table
 from reward import Reward
 from sandbox import Execution
@@ -159,6 +161,15 @@ def test_the_digest_of_weights_is_of_their_content_and_of_no_optimizer(tmp_path)
     assert digest_weights(tmp_path) == first
     (tmp_path / "model.safetensors").write_bytes(b"2")  # of the same size
     assert digest_weights(tmp_path) != first
+
+
+@pytest.mark.parametrize("name", ["grading.py", "task.py", "evaluation.py", "reward.py"])
+def test_a_piece_depends_on_the_code_that_scores_it(monkeypatch, name):
+    """The metrics are in tasks/grading.py; a task's own file is in the digest of its data."""
+    before = common_dependencies(Config(), 4, "test", "cpu")
+    monkeypatch.setattr(pieces, "digest_file", lambda path: "changed" if path.name == name else digest_file(path))
+    after = common_dependencies(Config(), 4, "test", "cpu")
+    assert [key for key in before if before[key] != after[key]] == ["code"]
 
 
 # checks
