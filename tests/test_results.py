@@ -202,6 +202,13 @@ def test_a_constant_submission_is_flagged(hello):
     assert "CONSTANT" in describe_checks("trained", seen)
 
 
+@pytest.mark.parametrize(
+    ("cells", "count"), [(["0.5", "0.5000000001"], 1), (["0", "0.0"], 1), (["1e-9", "2e-9"], 2), (["0.5", "0.51"], 2)]
+)
+def test_a_constant_with_noise_is_a_constant_and_small_numbers_are_none(hello, cells, count):
+    assert count_predictions(hello, submission(hello, cells)) == count
+
+
 def test_a_program_that_trains_predicts_and_repeats_is_not_flagged(hello):
     score = hello.grade(submission(hello, ["0.1", "0.9"]))
     seen = check(hello, ["0.1", "0.9"], score, TRAINS)
