@@ -28,7 +28,7 @@ from pathlib import Path
 from checkpoint import UsageError, checkpoints_to_evaluate, load_checkpoint_policy, load_secret, write_atomically
 from config import Config, load_config
 from model import Policy, context_tok, reads_brief_prompts
-from perturbations import NAMES, View, build_view
+from perturbations import FILES, NAMES, View, build_view
 from pieces import common_dependencies, digest_data, digest_file, digest_weights
 from prompts import build_prompt, encode_prompt
 from ranks import device
@@ -222,15 +222,18 @@ def describe_task(config: Config, task: Task, views: dict, other: View | None, d
                 row |= summarise(piece["episodes"]) if piece["episodes"] else {}
                 row |= compare(base, piece["episodes"]) if name != "none" and base and piece["episodes"] else {}
             rows.append(row)
-    notes = _notes(config, task, other, rows, programs)
+    notes = _notes(config, task, views, other, rows, programs)
     return {"task": task.name, "data": task.data, "metric": task.metric, "notes": notes, "rows": rows}
 
 
-def _notes(config: Config, task: Task, other: View | None, rows: list[dict], programs: int) -> list[str]:
-    notes = []
-    if task.description.strip() not in build_prompt(task, brief=is_brief(config), memory_gib=config.memory_gib):
+def _notes(config: Config, task: Task, views: dict, other: View | None, rows: list[dict], programs: int) -> list[str]:
+    notes, (prompt,) = [], prompts_of(config, views["none"], 1)
+    if task.description.strip() not in prompt:
         notes.append("The prompt of this policy does not show the task's description: typos, irrelevant sentences and hints "
                      "are put into what it shows, the brief prompt's lines.")  # fmt: skip
+    if same := [name for name, view in views.items() if name in FILES and view and prompts_of(config, view, 1) == [prompt]]:
+        notes.append(f"{', '.join(same)}: the prompt is that of none, only the files differ; a policy that does not read what "
+                     "has changed in them loses nothing.")  # fmt: skip
     if other is None:
         notes.append("No task is held out: the run was trained on all twelve; name one with --held-out.")
     for row in rows:

@@ -194,6 +194,19 @@ def test_a_brief_prompt_is_said_not_to_show_the_description(run):
     assert "does not show the task's description" in (run / "robust.md").read_text()
 
 
+def test_files_that_change_without_the_prompt_are_said(run):
+    """insults' brief prompt names only Comment and Insult, which keep their names: renaming Date changes nothing in it."""
+    config = json.loads((run / "config.json").read_text()) | {"task": "insults"}
+    (run / "config.json").write_text(json.dumps(config))
+    evaluate_robustness(run, 1, 1)
+    assert "the prompt is that of none" not in (run / "robust.md").read_text()
+    for step in ("step_0", "step_2"):
+        shape = json.loads((run / step / "config.json").read_text()) | {"nanomle_kind": "tiny"}
+        (run / step / "config.json").write_text(json.dumps(shape))
+    evaluate_robustness(run, 1, 1)
+    assert "- renamed, shuffled, reordered: the prompt is that of none" in (run / "robust.md").read_text()
+
+
 def test_a_prompt_that_the_model_cannot_read_is_not_measured_and_said(run):
     for step in ("step_0", "step_2"):
         config = json.loads((run / step / "config.json").read_text()) | {"max_position_embeddings": 64}
