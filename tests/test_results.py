@@ -74,6 +74,18 @@ def test_a_difference_within_its_error_is_no_win():
     assert row["ahead"]["linear"] == pytest.approx((0.025, 0.075, 2)) and compare(row)[0] == []
 
 
+def test_a_difference_of_the_last_digit_is_no_win(tmp_path):
+    """A third for each author is the constant prediction; its log loss and log 3 differ in the last digit."""
+    task = load_task("spooky-author", tmp_path, "test", salt=b"x")
+    thirds = "\n".join(["id,EAP,HPL,MWS", *(f"{i},{1 / 3},{1 / 3},{1 / 3}" for i in task.answers["id"])])
+    score = task.grade(thirds.encode())
+    assert 0 < task.baseline - score < 1e-12
+    for seeds in (1, 2):
+        scores = (score, score, *[task.baseline] * 4)
+        (row,) = aggregate([entry(seed, scores, higher=False) for seed in range(seeds)])
+        assert compare(row)[0] == [] and len(compare(row)[1]) == 5
+
+
 def test_where_lower_is_better_the_lower_score_wins():
     (row,) = aggregate([entry(0, (1.1, 0.9, 1.1, 1.0, 0.8, 0.9), higher=False)])
     beats, fails = compare(row)
