@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from lora import load_adapter
 from model import ADAPTER_DIR, VALUE_HEAD_FILE, Policy, load_policy, load_value_head, save_policy
@@ -53,11 +53,30 @@ def latest_checkpoint(run_dir: Path) -> Path:
     pointer = run_dir / "latest"
     if not pointer.is_file():
         raise UsageError(f"{run_dir} is not a run that can be resumed or evaluated: it has no file 'latest'")
-    directory = run_dir / pointer.read_text().strip()
+    directory = run_dir / pointer.read_text(errors="replace").strip()
     missing = [name for name in ("config.json", VALUE_HEAD_FILE, TRAINER_FILE) if not (directory / name).is_file()]
     if missing:
         raise UsageError(f"checkpoint {directory} is broken: {missing[0]} is missing; point {pointer} at an older step_N")
     return directory
+
+
+def checkpoints_to_evaluate(run_dir: Path) -> dict[str, Path]:
+    """Return {"start": step_0, "trained": the newest checkpoint}. Raises UsageError where a file of weights is missing or cut.
+
+    Only headers are read: a policy that cannot be loaded is found before the other one has written its programs.
+    """
+    found = {"start": run_dir / "step_0", "trained": latest_checkpoint(run_dir)}
+    for directory in found.values():
+        weights = [path for path in sorted(directory.glob("*.safetensors")) if path.name != VALUE_HEAD_FILE]
+        try:
+            if not weights:
+                raise OSError("it holds no weights (model*.safetensors)")
+            for path in (*weights, directory / VALUE_HEAD_FILE):
+                with safe_open(path, "pt"):
+                    pass  # the length of the file is checked against its header
+        except (OSError, SafetensorError) as error:
+            raise UsageError(f"checkpoint {directory} is broken: {error}; copy it again from where the run was made") from error
+    return found
 
 
 def load_checkpoint_policy(directory: Path, device: str, base: Path | None = None) -> Policy:
@@ -90,7 +109,7 @@ def load_trainer_state(checkpoint: Path) -> dict:
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     """Replace a small file so that a reader, or a crash, sees the old text or the new one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

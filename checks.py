@@ -13,6 +13,7 @@ from tasks import InvalidSubmission, Task
 from tasks.grading import parse_csv
 
 FILE_LAYERS = ("user", "landlock")  # of sandbox.status(): what keeps a program from other files
+NOISE = 1e-6  # numbers whose spread is less than this share of the largest are one constant
 
 
 def check_program(collector: Collector, task: Task, episode: Episode) -> dict:
@@ -44,14 +45,18 @@ def check_program(collector: Collector, task: Task, episode: Episode) -> dict:
 
 
 def count_predictions(task: Task, submission: bytes) -> int | None:
-    """Return how many different predictions a submission holds, 1 for a constant; None if it cannot be read."""
+    """Return how many different predictions a submission holds, 1 for a constant with or without noise; None if unreadable."""
     try:
         table = parse_csv(submission, len(task.answers) + 1)
         cells = table[list(task.schema.target_columns)]
     except (InvalidSubmission, KeyError):
         return None
     numbers = cells.apply(pd.to_numeric, errors="coerce")
-    return len((cells if numbers.isna().to_numpy().any() else numbers).drop_duplicates())  # 0.5 and 0.50 are one
+    if numbers.isna().to_numpy().any():
+        return len(cells.drop_duplicates())
+    if ((numbers.max() - numbers.min()) <= NOISE * numbers.abs().max()).all():
+        return 1
+    return len(numbers.drop_duplicates())  # 0.5 and 0.50 are one
 
 
 def holds_labels(task: Task) -> bool:

@@ -291,6 +291,8 @@ def usage_error(message: str):
 def run_main(main: Callable[[list[str]], int], way_out: str) -> NoReturn:
     """Run a script and exit: 0 done, 2 bad arguments, 1 anything else, with one line; faults of the code keep their trace."""
     name = Path(sys.argv[0]).name
+    for stream in (sys.stdout, sys.stderr):  # a terminal without a sign such as ± must not end hours of work
+        stream.reconfigure(errors="backslashreplace")
     try:
         sys.exit(main(sys.argv[1:]))
     except UsageError as error:

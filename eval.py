@@ -30,10 +30,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import ablate
-from checkpoint import UsageError, latest_checkpoint, load_secret, write_atomically
+from checkpoint import UsageError, checkpoints_to_evaluate, load_secret, write_atomically
 from config import Config, flag, load_config, resolve, run_main, usage_error
 from curves import plot_curves, read_metrics
 from evaluation import Evaluation, Subject, evaluate_policy
+from report_html import visible
 from results import table, write_table
 from robust import evaluate_robustness
 from tasks import expand_names, find_task
@@ -46,13 +47,13 @@ FREE = ("seed", "run_dir", "task", "data_dir", "sample_batch", "micro_batch_tok"
 
 def open_subject(run_dir: Path) -> Subject:
     """Return the run in a folder. Raises UsageError if it is none, or has nothing to evaluate."""
-    config, checkpoint = load_config(run_dir), latest_checkpoint(run_dir)
+    config, checkpoints = load_config(run_dir), checkpoints_to_evaluate(run_dir)
     read_metrics(run_dir)
     try:
         names = [find_task(name).NAME for name in expand_names(config.task)]
     except ValueError as error:
         raise UsageError(f"--task {config.task} of {run_dir}: {error}") from error
-    return Subject(run_dir, config, names, checkpoint)
+    return Subject(run_dir, config, names, checkpoints)
 
 
 def require_comparable(subjects: list[Subject]) -> None:
@@ -64,11 +65,12 @@ def require_comparable(subjects: list[Subject]) -> None:
             if not shared or bool(a.data_dir) != bool(b.data_dir):
                 continue
             what = f"{other.directory} and {one.directory} are both of {shared[0]}"
-            values = {f.name: (getattr(a, f.name), getattr(b, f.name)) for f in fields(Config) if f.name not in FREE}
-            values["task"] = (",".join(other.names), ",".join(one.names))
+            values = {flag(f.name): (getattr(a, f.name), getattr(b, f.name)) for f in fields(Config) if f.name not in FREE}
+            values["--task"] = (",".join(other.names), ",".join(one.names))
+            values["steps done"] = tuple(subject.checkpoints["trained"].name.removeprefix("step_") for subject in (other, one))
             for name, (first, second) in values.items():
                 if first != second:
-                    raise UsageError(f"{what}, but {flag(name)} is {first} and {second}: a row of the table is a mean over "
+                    raise UsageError(f"{what}, but {name} is {first} and {second}: a row of the table is a mean over "
                                      "seeds alone; evaluate them one by one")  # fmt: skip
             if a.seed == b.seed:
                 raise UsageError(f"{what} and have --seed {a.seed}: a row is a mean over seeds; leave one of them out")
@@ -86,7 +88,7 @@ def evaluate_run(evaluation: Evaluation) -> list[dict]:
                 entry["checks"][who]["program"] = path.name
             else:
                 path.unlink(missing_ok=True)  # of an earlier evaluation
-        print(f"\nThe trained policy's program that is best on val:\n\n{selected['trained'] or '(none is valid)'}")
+        print(f"\nThe trained policy's program that is best on val:\n\n{visible(selected['trained'] or '(none is valid)')}")
         print(table(entry))
     written = entries[0] if len(entries) == 1 else {"tasks": entries}
     write_atomically(run_dir / "eval.json", json.dumps(written, indent=2) + "\n")

@@ -69,7 +69,7 @@ class Subject:
     directory: Path
     config: Config
     names: list[str]  # of its tasks
-    checkpoint: Path
+    checkpoints: dict[str, Path]  # of start and trained
 
 
 class Evaluation:
@@ -81,7 +81,7 @@ class Evaluation:
         self.test_tasks = (
             load_run_tasks(self.config, subject.directory, "test") if split == "test" else [None] * len(self.val_tasks)
         )
-        self.weights = {"start": subject.directory / "step_0", "trained": subject.checkpoint}
+        self.weights = subject.checkpoints
         self.policy: tuple[str, Policy | None] = ("", None)  # the one that is loaded
         self.stack = contextlib.ExitStack()
 
@@ -100,6 +100,8 @@ class Evaluation:
                 for who in ("linear", "tuned", "demonstrations"):
                     result = self.piece(i, who)["result"]
                     entry["baselines"][who] = result | {"reported": self.reported(i, result, False)}
+        self.policy = ("", None)  # of the runs of a table, one at a time is in memory
+        self.__dict__.pop("whole_collector", None)  # its sandbox is closed, and it may hold the reference
         return entries
 
     def describe(self, i: int) -> dict:

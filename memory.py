@@ -16,12 +16,12 @@ import math
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 import lora
 from config import Config
 from drafts import LONGEST, MOST_TOK
-from model import CONTEXT_TOK, tiny_config
+from model import CONTEXT_TOK, read_config, tiny_config
 from sampler import PREFILL_TOK
 from smollm2 import find_smollm2
 from warmstart import WarmStart
@@ -31,16 +31,25 @@ FP32, BF16 = 4, 2  # bytes
 
 
 def model_config(model: str) -> PretrainedConfig:
-    """Return the shape of a model; tiny's vocabulary is the largest that it may have. Raises OSError if it is not at hand."""
+    """Return the shape of a model; tiny's vocabulary is the largest that it may have.
+
+    Raises OSError if it is not at hand, ValueError if it is none.
+    """
     if model == "tiny":
         return tiny_config(WarmStart().vocabulary)
-    return AutoConfig.from_pretrained(find_smollm2() if model in CONTEXT_TOK else lora.base_of(model))
+    return read_config(find_smollm2() if model in CONTEXT_TOK else lora.base_of(model))
 
 
 def count_weights(shape: PretrainedConfig) -> tuple[int, int, nn.Module]:
-    """Return the numbers of all weights (tied ones once) and of those in projections, and the model on no device."""
-    with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(shape)
+    """Return the numbers of all weights (tied ones once) and of those in projections, and the model on no device.
+
+    Raises ValueError for a shape of which no model can be built.
+    """
+    try:
+        with torch.device("meta"):
+            lm = AutoModelForCausalLM.from_config(shape)
+    except Exception as error:
+        raise ValueError(f"no model has this shape: {error!r}") from error
     inside = sum(lm.get_submodule(name).weight.numel() for name in lora.projections(lm))
     return sum(p.numel() for p in lm.parameters()), inside, lm
 

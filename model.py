@@ -17,7 +17,15 @@ import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 import lora
 
@@ -110,12 +118,22 @@ def reads_brief_prompts(name_or_dir: str) -> bool:
     return model_kind(name_or_dir) != "other"
 
 
+def read_config(name_or_dir: str) -> PretrainedConfig:
+    """Return the shape of a language model. Raises OSError if it is not at hand, ValueError for a file that describes none."""
+    try:
+        return AutoConfig.from_pretrained(name_or_dir)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # the file is a user's: a word for a number ends in an error of transformers' own kinds
+        raise ValueError(str(error)) from error
+
+
 def context_tok(name_or_dir: str) -> float:
     """Return how many tokens a model can read; inf if it does not say. Raises ValueError like load_policy."""
     if name_or_dir in CONTEXT_TOK:
         return CONTEXT_TOK[name_or_dir]
     try:
-        return getattr(AutoConfig.from_pretrained(lora.base_of(name_or_dir)), "max_position_embeddings", float("inf"))
+        return getattr(read_config(lora.base_of(name_or_dir)), "max_position_embeddings", float("inf"))
     except (OSError, ValueError) as error:
         raise not_a_model(name_or_dir, error) from error
 

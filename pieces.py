@@ -21,9 +21,9 @@ PROTOCOL = 1  # raise it when the meaning of a number, or the way to it, changes
 SETTINGS = ("seed", "temperature", "max_prompt_tok", "max_new_tok", "sample_batch", "time_limit_s", "memory_gib",
             "precision", "instrumenter", "unsafe_sandbox", "failure_reward", "milestone_reward", "no_model_penalty",
             "repetition_penalty")  # fmt: skip
-SOURCES = ("baselines.py", "bestofk.py", "checks.py", "decoder.py", "demonstrations.py", "drafts.py", "instrument.py",
-           "lm_instrument.py", "model.py", "pipelines.py", "prompts.py", "recipes.py", "reward.py", "rollout.py", "sampler.py",
-           "sandbox_program.py", "steps.py")  # fmt: skip
+SOURCES = ("baselines.py", "bestofk.py", "checks.py", "decoder.py", "demonstrations.py", "drafts.py", "evaluation.py",
+           "instrument.py", "lm_instrument.py", "model.py", "pipelines.py", "prompts.py", "recipes.py", "reward.py",
+           "rollout.py", "sampler.py", "sandbox_program.py", "steps.py", "tasks/grading.py", "tasks/task.py")  # fmt: skip
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "pandas", "scikit-learn")
 
 

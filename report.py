@@ -12,12 +12,12 @@ import json
 import re
 import shlex
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from checkpoint import UsageError, write_atomically
 from config import run_main, usage_error
+from curves import read_lines, read_metrics
 from report_figures import draw_curves, draw_durations, draw_milestones, draw_statuses, draw_tasks
 from report_html import code, cut, figure, from_markdown, missing, note, section, table, text, whole_page
 from robust_table import as_markdown
@@ -53,20 +53,6 @@ class Episodes:
             self.last[valid].append(shown)
 
 
-def read_lines(path: Path) -> Iterator[dict]:
-    """Yield the records of a .jsonl file; none if it is not there. Half a last line, of a run that goes on, is left out."""
-    if not path.exists():
-        return
-    with open(path, encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith("\n"):
-                return
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise UsageError(f"{path}, line {number} is no JSON ({error}): is it the file that train.py wrote?") from error
-
-
 def read_episodes(path: Path) -> Episodes:
     """Return what the page shows of episodes.jsonl. Raises UsageError for a file of another form."""
     episodes = Episodes()
@@ -91,7 +77,7 @@ def read_json(path: Path) -> dict | None:
 def read_origin(run_dir: Path) -> tuple[str, str]:
     """Return (commit, command) as the model card beside the last checkpoint has them; it is written when a run ends."""
     cards = sorted(run_dir.glob("step_*/README.md"), key=lambda path: path.stat().st_mtime)
-    found = re.search(r"commit (\S+):\n\n    (.*)", cards[-1].read_text()) if cards else None
+    found = re.search(r"commit (\S+):\n\n    (.*)", cards[-1].read_text(errors="replace")) if cards else None
     return (found[1], found[2]) if found else ("not known until the run ends",) * 2
 
 
@@ -212,7 +198,8 @@ def episode_details(episode: dict) -> str:
 
 
 def selected_section(run_dir: Path) -> str:
-    paths = sorted(run_dir.glob("selected*.py"))[:SELECTED]
+    starting = {*run_dir.glob("selected_start.py"), *run_dir.glob("selected_start_*.py")}  # eval.py's, of step_0
+    paths = sorted({*run_dir.glob("selected*.py")} - starting)[:SELECTED]
     if not paths:
         return section("The selected program", missing("eval.py selects it.", f"python eval.py {shlex.quote(str(run_dir))}"))
     parts = [f"<h3>{text(path.name)}</h3>{code(path.read_text(errors='replace'))}" for path in paths]
@@ -224,9 +211,7 @@ def build_page(run_dir: Path) -> str:
     config = read_json(run_dir / "config.json")
     if not isinstance(config, dict):
         raise UsageError(f"{run_dir} is no run: it has no config.json; name the folder of a run")
-    metrics = list(read_lines(run_dir / "metrics.jsonl"))
-    if not metrics or any("step" not in record for record in metrics):
-        raise UsageError(f"{run_dir} has no finished step: there is nothing to report yet")
+    metrics = read_metrics(run_dir)
     episodes = read_episodes(run_dir / "episodes.jsonl")
     body = (
         settings_section(run_dir, config, metrics) + results_section(run_dir) + robustness_section(run_dir)

@@ -4,8 +4,11 @@ import html
 import re
 
 PROGRAM_CHARS = 8000  # of one text in the page; keeps it below 3 MiB
-# Invisible or able to reorder what is read: shown by number. Newline and tab stay.
-UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+# Invisible or able to reorder what is read, or a terminal's command: shown by number. Newline and tab stay.
+UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e0fff]"
+)
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --soft: #60646c; --page: #fcfcfd; --card: #f2f3f6; --line: #dcdfe4;
@@ -30,10 +33,14 @@ summary { cursor: pointer; } summary span { margin-right: 1rem; }
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
+def visible(value: object) -> str:
+    """Return any text with its invisible characters as numbers; a terminal that shows it obeys none of them."""
+    return UNSEEN.sub(lambda m: f"\\u{ord(m[0]):04x}", str(value).replace("\r\n", "\n"))
+
+
 def text(value: object) -> str:
     """Return any text as HTML text, safe in an element and in an attribute, its invisible characters as numbers."""
-    visible = UNSEEN.sub(lambda m: f"\\u{ord(m[0]):04x}", str(value).replace("\r\n", "\n"))
-    return html.escape(visible, quote=True)
+    return html.escape(visible(value), quote=True)
 
 
 def cut(value: str, limit: int) -> str:

@@ -25,10 +25,10 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from checkpoint import UsageError, latest_checkpoint, load_checkpoint_policy, load_secret, write_atomically
+from checkpoint import UsageError, checkpoints_to_evaluate, load_checkpoint_policy, load_secret, write_atomically
 from config import Config, load_config
 from model import Policy, context_tok, reads_brief_prompts
-from perturbations import NAMES, View, build_view
+from perturbations import FILES, NAMES, View, build_view
 from pieces import common_dependencies, digest_data, digest_file, digest_weights
 from prompts import build_prompt, encode_prompt
 from ranks import device
@@ -58,6 +58,11 @@ class Piece:
         except (OSError, ValueError, AttributeError):
             return None
 
+    def is_whole(self, programs: int) -> bool:
+        """Tell whether there is a result that no fault of ours took programs from."""
+        kept = self.load()
+        return kept is not None and (bool(kept["left_out"]) or len(kept["episodes"]) == programs)
+
 
 def evaluate_robustness(run_dir: Path, samples: int, repeats: int | None = None, held_out: str | None = None) -> None:
     """Measure both policies of a run under every perturbation; write robust.json and robust.md, print the table.
@@ -67,8 +72,7 @@ def evaluate_robustness(run_dir: Path, samples: int, repeats: int | None = None,
     repeats = REPEATS if repeats is None else repeats
     if repeats < 1:
         raise UsageError(f"--repeats {repeats} must be positive")
-    config = load_config(run_dir)
-    policies = {"start": run_dir / "step_0", "trained": latest_checkpoint(run_dir)}
+    config, policies = load_config(run_dir), checkpoints_to_evaluate(run_dir)
     held_out = choose_held_out(config, held_out)
     set_threads(config)
     tasks = load_run_tasks(config, run_dir, "reward")
@@ -78,7 +82,7 @@ def evaluate_robustness(run_dir: Path, samples: int, repeats: int | None = None,
         other = View(HELD_OUT, load_held_out(config, run_dir, held_out, Path(folder) / HELD_OUT)) if held_out else None
         shown = [view for of_task in views.values() for view in of_task.values() if view] + [other] * (other is not None)
         pieces = plan(config, run_dir, policies, shown, samples, repeats)
-        measure(config, run_dir, [piece for piece in pieces if piece.load() is None], samples, repeats)
+        measure(config, run_dir, [piece for piece in pieces if not piece.is_whole(samples * repeats)], samples, repeats)
         done = {(piece.policy, id(piece.view)): piece.load() for piece in pieces}
         report = {
             "samples": samples, "repeats": repeats, "temperature": config.temperature,
@@ -218,22 +222,25 @@ def describe_task(config: Config, task: Task, views: dict, other: View | None, d
                 row |= summarise(piece["episodes"]) if piece["episodes"] else {}
                 row |= compare(base, piece["episodes"]) if name != "none" and base and piece["episodes"] else {}
             rows.append(row)
-    notes = _notes(config, task, other, rows, programs)
+    notes = _notes(config, task, views, other, rows, programs)
     return {"task": task.name, "data": task.data, "metric": task.metric, "notes": notes, "rows": rows}
 
 
-def _notes(config: Config, task: Task, other: View | None, rows: list[dict], programs: int) -> list[str]:
-    notes = []
-    if task.description.strip() not in build_prompt(task, brief=is_brief(config), memory_gib=config.memory_gib):
+def _notes(config: Config, task: Task, views: dict, other: View | None, rows: list[dict], programs: int) -> list[str]:
+    notes, (prompt,) = [], prompts_of(config, views["none"], 1)
+    if task.description.strip() not in prompt:
         notes.append("The prompt of this policy does not show the task's description: typos, irrelevant sentences and hints "
                      "are put into what it shows, the brief prompt's lines.")  # fmt: skip
+    if same := [name for name, view in views.items() if name in FILES and view and prompts_of(config, view, 1) == [prompt]]:
+        notes.append(f"{', '.join(same)}: the prompt is that of none, only the files differ; a policy that does not read what "
+                     "has changed in them loses nothing.")  # fmt: skip
     if other is None:
         notes.append("No task is held out: the run was trained on all twelve; name one with --held-out.")
     for row in rows:
         if row["left_out"]:
             notes.append(f"{row['policy']}, {row['perturbation']}: not measured, {row['left_out']}.")
         elif row["programs"] < programs:
-            fewer = f"{programs - row['programs']} of {programs} programs are left out, since the fault was ours"
+            fewer = f"{programs - row['programs']} of {programs} programs are left out, by our fault; evaluate again"
             notes.append(f"{row['policy']}, {row['perturbation']}: {fewer}.")
         if row["perturbation"] == HELD_OUT and not row["left_out"] and row["policy"] == "trained":
             valid = round(row["valid_frac"] * row["programs"])

@@ -15,6 +15,7 @@ import difflib
 import functools
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -109,6 +110,8 @@ def _load_file(path: Path) -> ModuleType:
     wrong = [name for name, kind in kinds.items() if not isinstance(getattr(module, name), kind)]
     if wrong:
         raise ValueError(f"{path}: {wrong[0]} is {getattr(module, wrong[0])!r}; see the same name in tasks/hello_world.py")
+    if not re.fullmatch(r"\w[\w.-]*", module.NAME):
+        raise ValueError(f"{path}: NAME {module.NAME!r} names files, folders and cells of tables: letters, digits, . _ - only")
     if hasattr(module, "read_real") and not module.ID:
         raise ValueError(f"{path} has read_real and no ID: set ID to the folder of its data in --data-dir")
     return module

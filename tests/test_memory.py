@@ -64,3 +64,14 @@ def test_the_plan_of_a_run_has_the_table_or_says_why_not(tmp_path):
     assert "AdamW" in memory.table(parse_args(["--model", "tiny"])[0], 1)
     unknown = memory.table(parse_args(["--model", "no/such-model"])[0], 1)
     assert "not known" in unknown and "\n" not in unknown
+
+
+BROKEN = ({"vocab_size": "x"}, {"hidden_size": 0, "num_attention_heads": 0}, {"model_type": "none"}, [])
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_model_whose_config_describes_no_model_has_no_table_and_says_why(tmp_path, broken):
+    settings = {"model_type": "qwen2", "num_hidden_layers": 1} | broken if broken else broken
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    unknown = memory.table(parse_args(["--model", str(tmp_path)])[0], 1)
+    assert "not known" in unknown and "\n" not in unknown

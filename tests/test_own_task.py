@@ -234,3 +234,10 @@ def test_a_task_without_twin_or_without_real_data_says_what_to_do(tmp_path, caps
     path = write_hello(tmp_path / "tumours.py", "tumours", (", None  # ID", ', "some-id"  # ID'))
     with pytest.raises(ValueError, match=r"no read_real.*leave --data-dir out"):
         load_task(str(path), tmp_path / "run", "reward", data_dir=tmp_path / "data")
+
+
+@pytest.mark.parametrize("name", ["lab/wine", "../wine", "a|b", "a\\nb", "", "=1+1", "$a", ".wine"])
+def test_a_name_that_would_break_files_or_tables_is_refused(tmp_path, name):
+    """It names <run>/eval/NAME.start.json, folders, TensorBoard's tags, rows of Markdown and CSV."""
+    with pytest.raises(UsageError, match=r"NAME .* letters, digits"):
+        parse_args(["--task", str(write_hello(tmp_path / "own.py", name)), "--model", "tiny"])

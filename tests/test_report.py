@@ -153,6 +153,16 @@ def test_hostile_text_stays_text(tmp_path, place):
 def test_text_escapes_and_shows_what_cannot_be_seen():
     assert text("<a href='x'>\"&") == "&lt;a href=&#x27;x&#x27;&gt;&quot;&amp;"
     assert text("a\tb\r\nc\x00\u202e\ud800") == "a\tb\nc\\u0000\\u202e\\ud800"
+    assert text("\x1b[2J\U000e0041\u3164\xad") == "\\u001b[2J\\ue0041\\u3164\\u00ad"
+
+
+def test_programs_of_the_starting_policy_are_not_shown_as_the_trained_ones(run):
+    for name in ("selected_insults", "selected_start_insults", "selected_tabular-may-2022", "selected", "selected_start"):
+        (run / f"{name}.py").write_text(f"of = {name!r}\n")
+    page = report.build_page(run)
+    assert re.findall("of = &#x27;(.*)&#x27;", page) == [
+        "selected", "selected_insults", "selected_tabular-may-2022",
+    ]  # fmt: skip
 
 
 def test_markdown_cells_are_escaped():

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+import pieces
 from checkpoint import UsageError
 from checks import check_program, count_predictions, describe_checks
-from pieces import digest_weights, load_or_make
+from config import Config
+from pieces import common_dependencies, digest_file, digest_weights, load_or_make
 from results import EVERYONE, aggregate, compare, mean_and_error, to_csv, to_markdown, write_table
 from reward import Reward
 from sandbox import Execution
@@ -70,6 +72,18 @@ def test_differences_are_taken_seed_by_seed():
 def test_a_difference_within_its_error_is_no_win():
     (row,) = aggregate([entry(0, (0.5, 0.6, 0.5, 0.5, 0.5, 0.5)), entry(1, (0.5, 0.45, 0.5, 0.5, 0.5, 0.5))])
     assert row["ahead"]["linear"] == pytest.approx((0.025, 0.075, 2)) and compare(row)[0] == []
+
+
+def test_a_difference_of_the_last_digit_is_no_win(tmp_path):
+    """A third for each author is the constant prediction; its log loss and log 3 differ in the last digit."""
+    task = load_task("spooky-author", tmp_path, "test", salt=b"x")
+    thirds = "\n".join(["id,EAP,HPL,MWS", *(f"{i},{1 / 3},{1 / 3},{1 / 3}" for i in task.answers["id"])])
+    score = task.grade(thirds.encode())
+    assert 0 < task.baseline - score < 1e-12
+    for seeds in (1, 2):
+        scores = (score, score, *[task.baseline] * 4)
+        (row,) = aggregate([entry(seed, scores, higher=False) for seed in range(seeds)])
+        assert compare(row)[0] == [] and len(compare(row)[1]) == 5
 
 
 def test_where_lower_is_better_the_lower_score_wins():
@@ -161,6 +175,15 @@ def test_the_digest_of_weights_is_of_their_content_and_of_no_optimizer(tmp_path)
     assert digest_weights(tmp_path) != first
 
 
+@pytest.mark.parametrize("name", ["grading.py", "task.py", "evaluation.py", "reward.py"])
+def test_a_piece_depends_on_the_code_that_scores_it(monkeypatch, name):
+    """The metrics are in tasks/grading.py; a task's own file is in the digest of its data."""
+    before = common_dependencies(Config(), 4, "test", "cpu")
+    monkeypatch.setattr(pieces, "digest_file", lambda path: "changed" if path.name == name else digest_file(path))
+    after = common_dependencies(Config(), 4, "test", "cpu")
+    assert [key for key in before if before[key] != after[key]] == ["code"]
+
+
 # checks
 
 
@@ -189,6 +212,13 @@ def test_a_constant_submission_is_flagged(hello):
     seen = check(hello, ["0.5", "0.50"], 0.5, TRAINS)
     assert seen["not_constant"] is False and seen["distinct_predictions"] == 1 and seen["deterministic"]
     assert "CONSTANT" in describe_checks("trained", seen)
+
+
+@pytest.mark.parametrize(
+    ("cells", "count"), [(["0.5", "0.5000000001"], 1), (["0", "0.0"], 1), (["1e-9", "2e-9"], 2), (["0.5", "0.51"], 2)]
+)
+def test_a_constant_with_noise_is_a_constant_and_small_numbers_are_none(hello, cells, count):
+    assert count_predictions(hello, submission(hello, cells)) == count
 
 
 def test_a_program_that_trains_predicts_and_repeats_is_not_flagged(hello):

@@ -194,6 +194,19 @@ def test_a_brief_prompt_is_said_not_to_show_the_description(run):
     assert "does not show the task's description" in (run / "robust.md").read_text()
 
 
+def test_files_that_change_without_the_prompt_are_said(run):
+    """insults' brief prompt names only Comment and Insult, which keep their names: renaming Date changes nothing in it."""
+    config = json.loads((run / "config.json").read_text()) | {"task": "insults"}
+    (run / "config.json").write_text(json.dumps(config))
+    evaluate_robustness(run, 1, 1)
+    assert "the prompt is that of none" not in (run / "robust.md").read_text()
+    for step in ("step_0", "step_2"):
+        shape = json.loads((run / step / "config.json").read_text()) | {"nanomle_kind": "tiny"}
+        (run / step / "config.json").write_text(json.dumps(shape))
+    evaluate_robustness(run, 1, 1)
+    assert "- renamed, shuffled, reordered: the prompt is that of none" in (run / "robust.md").read_text()
+
+
 def test_a_prompt_that_the_model_cannot_read_is_not_measured_and_said(run):
     for step in ("step_0", "step_2"):
         config = json.loads((run / step / "config.json").read_text()) | {"max_position_embeddings": 64}
@@ -203,14 +216,18 @@ def test_a_prompt_that_the_model_cannot_read_is_not_measured_and_said(run):
     assert all("context of 64" in row["left_out"] and "valid_frac" not in row for row in task["rows"])
 
 
-def test_programs_that_our_fault_took_are_counted_not_failed(run, monkeypatch):
+def test_programs_that_our_fault_took_are_counted_not_failed(run, monkeypatch, capsys):
     sandbox = FakeSandbox(infra=1)
     monkeypatch.setattr(robust, "build_sandbox", lambda config: contextlib.nullcontext(sandbox))
     monkeypatch.setattr("rollout.extract_program", lambda text: "x = 1")
     evaluate_robustness(run, 2, 1)
     (task,) = json.loads((run / "robust.json").read_text())["tasks"]
     assert task["rows"][0]["programs"] == 1 and task["rows"][1]["programs"] == 2
-    assert "start, none: 1 of 2 programs are left out, since the fault was ours." in task["notes"]
+    assert "start, none: 1 of 2 programs are left out, by our fault; evaluate again." in task["notes"]
+    evaluate_robustness(run, 2, 1)  # our fault is gone: the piece that it hurt is made again, and no other
+    (task,) = json.loads((run / "robust.json").read_text())["tasks"]
+    assert all(row["programs"] == 2 for row in task["rows"]) and not any("our fault" in note for note in task["notes"])
+    assert capsys.readouterr().out.count("programs ...") == 2 * (len(NAMES) + 1) + 1
 
 
 # ---------------------------------------------------------------------------------------------------------- what is refused
