@@ -2,9 +2,9 @@
 
     nohup python bench/results.py > results.log &          hours on two cores; the same command again goes on
 
-Three seeds go to tasks whose programs are quick. Runs are in runs/results/TASK-SEED and runs/results/ablate; what is complete is not repeated. Three seeds for six tasks, one for
-the other six. The secret of each run, and with it its twin, follows from task and seed, so that a second machine has the same.
-Tables and figures are copied to docs/results/; what they mean is said in docs/results.md, by hand.
+Runs are in runs/results/TASK-SEED and runs/results/ablate; what is complete is not repeated. Three seeds for six tasks, those
+whose programs are quick, one for the other six. The secret of each run, and with it its twin, follows from task and seed, so that
+a second machine has the same. Tables and figures are copied to docs/results/; docs/results.md says, by hand, what they mean.
 """
 
 import hashlib
