@@ -4,7 +4,7 @@
 
 Variants are compared by the *reward without milestones*: what each program would have earned if failed ones got no credit for
 milestones. The reward that was trained on is no measure there: a variant without milestone prints has none to be credited.
-"Half" and "full budget" are means over a tenth of the steps, around the middle one and at the end.
+"Half" and "full budget" are means over a fifth of the steps, around the middle one and at the end.
 """
 
 import json
@@ -61,7 +61,7 @@ def reward_without_milestones(reward: dict) -> float:
 
 def windows(steps: int) -> tuple[slice, slice]:
     """Return where a run of so many steps is looked at, as places in a curve: around half of its budget, and at its end."""
-    width = max(1, round(steps / 10))
+    width = max(1, round(steps / 5))
     first = max(0, (steps + 1) // 2 - 1 - (width - 1) // 2)
     return slice(first, first + width), slice(steps - width, steps)
 
@@ -135,7 +135,7 @@ def without_nan(x):
 def describe(report: dict) -> str:
     """Return ablation.md."""
     steps, variants = report["steps"], report["variants"]
-    width = max(1, round(steps / 10))
+    width = max(1, round(steps / 5))
     direction = "higher" if report["higher_is_better"] else "lower"
     budget = f"{steps} steps of {report['batch_size']} programs"
     lines = [

@@ -3,7 +3,7 @@
     nohup python bench/results.py > results.log &          hours on two cores; the same command again goes on
 
 Runs are in runs/results/TASK-SEED and runs/results/ablate; what is complete is not repeated. Three seeds for six tasks, those
-whose programs are quick, one for the other six. The secret of each run, and with it its twin, follows from task and seed, so that
+whose programs are quick, one for the other six. The secret of each run, and so its twin, follows from task and seed, so that
 a second machine has the same. Tables and figures are copied to docs/results/; docs/results.md says, by hand, what they mean.
 """
 
