@@ -28,7 +28,7 @@ from warmstart import (
     train_tokenizer,
 )
 
-TINY_SETTINGS = WarmStart(demonstrations=24, vocabulary=400)
+TINY_SETTINGS = WarmStart(demonstrations=8, vocabulary=400)
 
 
 def demonstrations(schema, n, seed=0, **shares):
@@ -190,7 +190,7 @@ def test_one_policy_learns_several_tasks_evenly(pizza, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(warmstart, "_demonstration", lambda task, _, i: (seen.append(task.name) or f"{task.name} {i}", "x"))
     policy = load_warm_policy([pizza, spooky], TINY_SETTINGS)
-    assert seen.count("random-pizza") == seen.count("spooky-author") == 12
+    assert seen.count("random-pizza") == seen.count("spooky-author") == 4
     assert load_warm_policy((pizza, spooky), TINY_SETTINGS).lm.config.vocab_size == len(policy.tokenizer)
     assert [path.name.rsplit("-", 1)[0] for path in Path(tmp_path).glob("tiny-*")] == ["tiny-2-tasks"]
 

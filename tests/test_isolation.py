@@ -9,10 +9,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import run_script
 
 from isolation import Layer
-from sandbox import InfraError, Sandbox
+from sandbox import InfraError, Sandbox, main
 from sandbox_files import find_closed_link
 from seccomp import ALLOW, ANSWER, CHECKS, DENIED, MACHINES, build_filter
 
@@ -111,6 +110,12 @@ def test_numbers_of_calls_are_those_of_the_kernel_headers(machine):
     assert {name: number for name, number in ours.items() if name in known and number != known[name]} == {}
 
 
+@pytest.fixture(scope="module")
+def pool():
+    with Sandbox() as pool:
+        yield pool
+
+
 @linux
 @pytest.mark.parametrize(
     ("without", "unsafe"), [("network", False), ("seccomp", True), ("landlock,user", True), ("landlock,user,seccomp", True)]
@@ -137,19 +142,18 @@ def test_older_versions_of_landlock_protect_files(monkeypatch, tmp_path, abi):
 
 
 @linux
-def test_status_is_a_table_and_needs_no_program():
-    result = run_script("sandbox.py", "--status")
-    names = [line.split()[0] for line in result.stdout.splitlines()[1:]]
-    assert result.returncode == 0 and names == ["network", "limits", "capabilities", "user", "landlock", "seccomp", "together"]
-    assert run_script("sandbox.py", "--status", "program.py").returncode == 2
-    assert run_script("sandbox.py").returncode == 2
+def test_status_is_a_table_and_needs_no_program(capsys):
+    assert main(["--status"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert names == ["network", "limits", "capabilities", "user", "landlock", "seccomp", "together"]
 
 
 @linux
-def test_the_cpu_clock_takes_no_account_of_sleep():
+def test_the_cpu_clock_takes_no_account_of_sleep(pool):
     program = "import time; time.sleep(1.5)"
-    with Sandbox(2, clock="cpu") as cpu, Sandbox() as wall:
-        asleep, timed = cpu.run(program, None), wall.run(program, None)
+    with Sandbox(2, clock="cpu") as cpu:
+        asleep, timed = cpu.submit(program, None), pool.submit(program, None)
+        asleep, timed = asleep.result(), timed.result()
     assert asleep.sleeper and timed.sleeper
     assert timed.duration_s > 1.4 and asleep.duration_s < 0.5
     with pytest.raises(ValueError, match="clock"):
@@ -164,35 +168,32 @@ def test_programs_run_on_the_cores_they_are_given():
 
 
 @linux
-def test_pools_of_threads_work_without_processes():
+def test_pools_of_threads_work_without_processes(pool):
     program = "from multiprocessing.pool import ThreadPool\nprint(ThreadPool(4).map(abs, [-1, -2]))"
-    with Sandbox() as sandbox:
-        assert sandbox.run(program, None).stdout == "[1, 2]\n"
+    assert pool.run(program, None).stdout == "[1, 2]\n"
 
 
 @linux
-def test_a_program_can_open_itself():
-    with Sandbox() as sandbox:
-        program = "import inspect\ndef f(): return 1\nprint(open(__file__).readline(), inspect.getsource(f))"
-        assert sandbox.run(program, None).stdout == "import inspect\n def f(): return 1\n\n"
+def test_a_program_can_open_itself(pool):
+    program = "import inspect\ndef f(): return 1\nprint(open(__file__).readline(), inspect.getsource(f))"
+    assert pool.run(program, None).stdout == "import inspect\n def f(): return 1\n\n"
 
 
 @linux
-def test_work_that_threads_do_is_in_the_duration():
+def test_work_that_threads_do_is_in_the_duration(pool):
     """The main thread waits for its own threads, ready to run: that is no delay by others."""
     work = "import hashlib, threading\ndef work(): hashlib.pbkdf2_hmac('sha256', b'a', b'b', {})\n"
     threads = "import _thread\ndone = []\ndef both(): work(); done.append(1)\n"
     threads += "for _ in range(20): _thread.start_new_thread(both, ())\n"
     waits = "while len(done) < 20: hashlib.pbkdf2_hmac('sha256', b'a', b'b', 3000)"
-    with Sandbox() as sandbox:
-        alone = sandbox.run(work.format(600_000) + "work()", None)
-        hidden = sandbox.run(work.format(30_000) + threads + waits, None)
+    alone = pool.run(work.format(600_000) + "work()", None)
+    hidden = pool.run(work.format(30_000) + threads + waits, None)
     assert hidden.status == "ok" and hidden.duration_s >= min(hidden.cpu_s, hidden.wall_s) - 1e-6
     assert hidden.duration_s > 0.7 * alone.duration_s
 
 
 @linux
-def test_a_link_inside_the_data_opens_its_target_and_nothing_beside_it(tmp_path):
+def test_a_link_inside_the_data_opens_its_target_and_nothing_beside_it(pool, tmp_path):
     (tmp_path / "public" / "images").mkdir(parents=True)
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "1.jpg").write_text("picture")
@@ -200,8 +201,7 @@ def test_a_link_inside_the_data_opens_its_target_and_nothing_beside_it(tmp_path)
     (tmp_path / "public" / "images" / "1.jpg").symlink_to(tmp_path / "real" / "1.jpg")
     (tmp_path / "public" / "nowhere").symlink_to(tmp_path / "missing")
     program = "import os\npath = os.path.realpath('images/1.jpg')\nprint(open(path).read(), os.listdir('.'))\n"
-    with Sandbox() as sandbox:
-        execution = sandbox.run(program + "open(os.path.dirname(path) + '/labels.csv').read()", tmp_path / "public")
+    execution = pool.run(program + "open(os.path.dirname(path) + '/labels.csv').read()", tmp_path / "public")
     assert execution.stdout.startswith("picture") and "nowhere" not in execution.stdout
     assert "PermissionError" in execution.stderr
 
@@ -240,13 +240,12 @@ def test_a_folder_that_closes_linked_data_is_named(linked_data):
 
 
 @linux
-def test_closed_data_are_refused_where_programs_are_another_user(linked_data, monkeypatch):
-    with Sandbox() as sandbox:
-        both = [Layer(name, True, "") for name in ("user", "landlock")]
-        monkeypatch.setattr(sandbox, "_layers", both)
-        assert sandbox.why_closed(linked_data / "public") == ""
-        (linked_data / "real").chmod(0o700)
-        assert f"cannot enter {linked_data}/real, where" in sandbox.why_closed(linked_data / "public")
-        assert f"chmod o+x {linked_data}/real" in sandbox.why_closed(linked_data / "public")
-        monkeypatch.setattr(sandbox, "_layers", both[1:])  # one user, which may
-        assert sandbox.why_closed(linked_data / "public") == ""
+def test_closed_data_are_refused_where_programs_are_another_user(pool, linked_data, monkeypatch):
+    both = [Layer(name, True, "") for name in ("user", "landlock")]
+    monkeypatch.setattr(pool, "_layers", both)
+    assert pool.why_closed(linked_data / "public") == ""
+    (linked_data / "real").chmod(0o700)
+    assert f"cannot enter {linked_data}/real, where" in pool.why_closed(linked_data / "public")
+    assert f"chmod o+x {linked_data}/real" in pool.why_closed(linked_data / "public")
+    monkeypatch.setattr(pool, "_layers", both[1:])  # one user, which may
+    assert pool.why_closed(linked_data / "public") == ""

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from conftest import train_here
 from test_rollout import FakeSandbox
 
 import eval
@@ -17,7 +18,7 @@ from runlog import episode_metrics
 from tasks import expand_names, load_task
 from train import load_start
 
-SMALL = ["--demonstrations", "60", "--batch-size", "8", "--minibatches", "2", "--max-new-tok", "40", "--threads", "1"]
+SMALL = ["--demonstrations", "16", "--batch-size", "8", "--minibatches", "2", "--max-new-tok", "40", "--threads", "1"]
 
 
 def test_names_expand():
@@ -52,8 +53,8 @@ def test_each_prompt_is_of_one_task_and_an_episode_knows_which(policy, tmp_path)
 def test_two_tasks_train_resume_and_are_evaluated(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NANOMLE_CACHE", str(tmp_path / "cache"))
     run = str(tmp_path / "run")
-    assert train.main(["--task", "hello-world,insults", "--steps", "1", "--run-dir", run, *SMALL]) == 0
-    assert train.main(["--resume", run, "--steps", "2"]) == 0
+    train_here("--task", "hello-world,insults", "--steps", "1", "--run-dir", run, *SMALL)
+    train_here("--resume", run, "--steps", "2")
     assert {path.name for path in (tmp_path / "run" / "public").iterdir()} == {"hello-world", "insults"}
     capsys.readouterr()
     assert eval.main([run, "--samples", "2"]) == 0
@@ -74,7 +75,7 @@ def test_zero_shot_needs_a_task_that_there_is_and_a_model_that_can_read_it(tmp_p
 
 def test_zero_shot_says_whether_a_task_can_be_trained_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NANOMLE_CACHE", str(tmp_path))
-    monkeypatch.setattr(eval, "load_start", lambda config, tasks: load_start(replace(config, demonstrations=30), tasks))
+    monkeypatch.setattr(eval, "load_start", lambda config, tasks: load_start(replace(config, demonstrations=8), tasks))
     assert eval.main(["--zero-shot", "hello-world", "--samples", "2"]) == 0
     assert "hello-world: 0 of 2 valid" in capsys.readouterr().out
 

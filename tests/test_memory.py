@@ -45,8 +45,8 @@ def test_sharding_divides_what_is_held_and_not_the_work(monkeypatch):
 @pytest.mark.parametrize("flags", [[], ["--gradient-checkpointing"]])
 def test_an_update_takes_what_the_arithmetic_says(flags, tmp_path):
     SHAPE.save_pretrained(tmp_path)
-    size = ["--batch-size", "8", "--minibatches", "1", "--micro-batch-tok", "4096", "--max-prompt-tok", "512",
-            "--max-new-tok", "512", "--threads", "1", "--no-gradient-checkpointing", "--precision", "fp32"]  # fmt: skip
+    size = ["--batch-size", "8", "--minibatches", "1", "--micro-batch-tok", "2048", "--max-prompt-tok", "256",
+            "--max-new-tok", "256", "--threads", "1", "--no-gradient-checkpointing", "--precision", "fp32"]  # fmt: skip
     done = run_script("bench/update.py", "--model", tmp_path, *size, *flags)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout.splitlines()[-1])

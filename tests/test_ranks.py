@@ -15,11 +15,11 @@ def run_rank(rank: int, directory: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     ranks.TIMEOUT = timedelta(seconds=1)
     assert ranks.init_processes() == rank
-    time.sleep(2 * rank)
+    time.sleep(1.5 * rank)
     gathered = ranks.gather([rank])
     total = int(ranks.all_sum(torch.ones(1)))
     torch.save({"gathered": gathered, "sum": total}, f"{directory}/rank{rank}.pt")
-    time.sleep(2 * rank)
+    time.sleep(1.5 * rank)
     ranks.finish_processes()
 
 

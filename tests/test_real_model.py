@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, records, run_script, same_secret
+from conftest import ROOT, records, same_secret, train_here
 from safetensors.torch import load_file
 from test_processes import torchrun
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -50,16 +50,10 @@ def flags(model: Path, *more) -> list[str]:
             "--warmup-steps", "0", "--threads", "1", "--sandboxes", "1", *more]  # fmt: skip
 
 
-def train(*args):
-    done = run_script("train.py", *args)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
 @pytest.fixture(scope="module")
 def whole(model, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "whole"
-    train(*flags(model), "--run-dir", run)
+    train_here(*flags(model), "--run-dir", run)
     return run
 
 
@@ -80,7 +74,7 @@ def test_a_run_of_a_real_model_is_resumed_exactly(model, whole, tmp_path):
     shutil.copytree(whole, run)
     shutil.rmtree(run / "step_3")
     (run / "latest").write_text("step_2")
-    train("--resume", run)
+    train_here("--resume", run)
     ours, straight = (load_file(r / "step_3" / "model.safetensors") for r in (run, whole))
     assert all(torch.equal(ours[name], straight[name]) for name in straight)
     assert records(run) == records(whole)
@@ -93,7 +87,7 @@ def test_two_ranks_learn_what_one_learns(model, whole, more, tmp_path):
     if "bf16" in more:
         alone = tmp_path / "alone"
         same_secret(whole, alone)
-        train(*flags(model, *more[1:]), "--run-dir", alone)
+        train_here(*flags(model, *more[1:]), "--run-dir", alone)
     same_secret(whole, run)
     done = subprocess.run(torchrun(2, *flags(model, *more), "--run-dir", run), cwd=ROOT, env=os.environ, capture_output=True,
                           text=True, timeout=240)  # fmt: skip

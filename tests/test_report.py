@@ -132,21 +132,20 @@ def test_what_is_missing_is_said_with_the_command_that_makes_it(run):
     assert f"python eval.py {run}" in words and f"python eval.py {run} --robust" in words and words.count("To make it") == 3
 
 
-PLACES = ("program", "stderr", "reason", "status", "task", "config", "model_card", "selected", "eval", "name")
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_hostile_text_stays_text(tmp_path, place):
-    fields = {place: HOSTILE} if place in PLACES[:5] else {}
-    run = tmp_path / ("<img src=x onerror=alert(1)>" if place == "name" else "run")
-    write_run(run, episodes=[episode(1, 0, **fields)], **({"model": HOSTILE} if place == "config" else {}))
-    (run / "selected.py").write_bytes(HOSTILE.encode(errors="replace") if place == "selected" else b"x = 1")
-    (run / "eval.json").write_text(json.dumps(result(HOSTILE if place == "eval" else "t")))
+def test_hostile_text_stays_text(tmp_path):
+    """In every place at once: fields of an episode, a setting, the program chosen, results, the card, the folder's name."""
+    run, fields = tmp_path / "<img src=x onerror=alert(1)>", ("program", "stderr", "reason", "status", "task")
+    episodes = [episode(1, i, **{"program": f"x = {i}\n", field: f"{field} {HOSTILE}"}) for i, field in enumerate(fields)]
+    write_run(run, episodes=episodes, model=f"config {HOSTILE}")
+    (run / "selected.py").write_bytes(f"selected {HOSTILE}".encode(errors="replace"))
+    (run / "eval.json").write_text(json.dumps(result(f"eval {HOSTILE}")))
     (run / "step_1").mkdir()
-    (run / "step_1" / "README.md").write_text(f"commit <script>:\n\n    {HOSTILE[:60]}\n" if place == "model_card" else "")
+    (run / "step_1" / "README.md").write_text(f"commit <script>:\n\n    {HOSTILE[:60]}\n")
     page = report.build_page(run)
     words = "".join(assert_harmless(page).texts)
-    assert "onerror=" in words or place == "model_card"  # it is shown
+    for place in (*fields, "config", "selected", "eval"):
+        assert f"{place} {HOSTILE[:50]}" in words, place  # it is shown
+    assert run.name in words
     assert "<script" not in page and "\x00" not in page and "\u202e" not in words
 
 

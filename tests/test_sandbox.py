@@ -285,8 +285,15 @@ def test_cli_prints_one_json_object(public, tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     ["missing.py", "", ".", "{file} --public {file}", "{file} --time-limit-s 0", "{file} --time-limit-s nan",
-     "{file} --memory-gib -1", "{file} --time 5"],
+     "{file} --memory-gib -1", "{file} --time 5", "--status {file}"],
 )  # fmt: skip
-def test_cli_refuses_bad_arguments_in_one_line(arguments):
-    done = run_cli(*arguments.format(file=__file__).split())
+def test_cli_refuses_bad_arguments_in_one_line(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        sandbox_module.main(arguments.format(file=__file__).split())
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_the_exit_code_of_the_cli_is_that_of_the_process():
+    done = run_cli("missing.py")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

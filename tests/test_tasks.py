@@ -16,6 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 from pipelines import random_pizza as random_pizza_ladder
 from tasks import InvalidSubmission, find_task, load_task, random_pizza, task_names
+from tasks.__main__ import main
 from tasks.tables import FILE, row_files, to_csv
 from tasks.task import twin_generator
 
@@ -277,25 +278,29 @@ def test_pizza_ladder():
 # command line
 
 
-def run_cli(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "tasks", *map(str, arguments)]
-    return subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=30)
+def run_cli(*arguments: object) -> int:
+    """Return the exit code of `python -m tasks`, run in this process."""
+    try:
+        return main([*map(str, arguments)])
+    except SystemExit as end:  # argparse
+        return end.code
 
 
-def test_cli_makes_and_grades(tmp_path):
-    assert run_cli("make", "random-pizza", tmp_path / "twin", "--rows", 50, "--salt", "00ff").returncode == 0
+def test_cli_makes_and_grades(tmp_path, capsys):
+    assert run_cli("make", "random-pizza", tmp_path / "twin", "--rows", 50, "--salt", "00ff") == 0
     private = tmp_path / "twin/private"
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert sorted(path.name for path in private.iterdir()) == ["reward.csv", "test.csv"]
+    capsys.readouterr()
     answers = ["--answers", tmp_path / "twin"]
-    perfect = run_cli("grade", "random-pizza", private / "test.csv", *answers)
-    assert (perfect.returncode, json.loads(perfect.stdout)) == (0, {"valid": True, "score": 1.0})
-    other = run_cli("grade", "random-pizza", private / "test.csv", *answers, "--split", "reward")
-    verdict = json.loads(other.stdout)
-    assert other.returncode == 0 and verdict["valid"] is False and "extra id" in verdict["reason"]
+    assert run_cli("grade", "random-pizza", private / "test.csv", *answers) == 0
+    assert json.loads(capsys.readouterr().out) == {"valid": True, "score": 1.0}
+    assert run_cli("grade", "random-pizza", private / "test.csv", *answers, "--split", "reward") == 0
+    verdict = json.loads(capsys.readouterr().out)
+    assert verdict["valid"] is False and "extra id" in verdict["reason"]
 
 
-def test_cli_refuses_bad_arguments_in_one_line(tmp_path):
+def test_cli_refuses_bad_arguments_in_one_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     bad = [
         ("make", "random-pizza", tmp_path),  # in use
@@ -305,12 +310,14 @@ def test_cli_refuses_bad_arguments_in_one_line(tmp_path):
         ("grade", "random-pizza", "submission.csv", "--ans", tmp_path),  # no abbreviations
     ]
     for arguments in bad:
-        result = run_cli(*arguments)
-        assert result.returncode == 2 and result.stdout == ""
-        assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+        code, (out, err) = run_cli(*arguments), capsys.readouterr()
+        assert code == 2 and out == "" and err.startswith("error: ") and err.count("\n") == 1
     assert not (tmp_path / "new").exists()
 
 
-def test_cli_lists_and_shows():
-    assert [line.split()[0] for line in run_cli("list").stdout.splitlines()] == task_names()
-    assert "gold 0.97908" in run_cli("show", "random-pizza").stdout
+def test_cli_lists_and_shows_and_its_exit_code_is_that_of_the_process(capsys):
+    command, here = [sys.executable, "-m", "tasks"], Path(__file__).parent.parent
+    done = subprocess.run([*command, "list"], cwd=here, capture_output=True, text=True, timeout=30, check=True)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == task_names()
+    assert run_cli("show", "random-pizza") == 0 and "gold 0.97908" in capsys.readouterr().out
+    assert subprocess.run([*command, "show", "random-piza"], cwd=here, capture_output=True, timeout=30).returncode == 2
