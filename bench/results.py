@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNS, DOCS = ROOT / "runs" / "results", ROOT / "docs" / "results"
 STEPS, BATCH, SAMPLES = "20", "32", "128"
 THREE_SEEDS = ("random-pizza", "tabular-may-2022", "insults", "spooky-author", "essay-scoring", "tweet-sentiment")
-ABLATED = "random-pizza,tabular-may-2022"
+ABLATED = "spooky-author,patent-phrases"
 ABLATION = ["--variants", "full,no-duration-weight,no-instrumentation,no-improvement,group,sft-only", "--seeds", "0,1,2",
             "--steps", "10", "--batch-size", "32", "--sandboxes", "4"]  # fmt: skip
 
