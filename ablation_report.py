@@ -135,7 +135,8 @@ def without_nan(x):
 def describe(report: dict) -> str:
     """Return ablation.md."""
     steps, variants = report["steps"], report["variants"]
-    width = max(1, round(steps / 5))
+    end = windows(steps)[1]
+    width = end.stop - end.start
     direction = "higher" if report["higher_is_better"] else "lower"
     budget = f"{steps} steps of {report['batch_size']} programs"
     lines = [

@@ -142,7 +142,7 @@ def test_the_table_says_what_is_missing():
               "variants": compare(numbers)}  # fmt: skip
     text = describe(report)
     assert "| full | 1.500 ± 0.500 |" in text and "| group | 4.000 (n=1) |" in text and "3 runs are not complete" in text
-    assert "mean over 4 steps" in text and text.count("| group | ") == 2 and text.count("| full | ") == 1
+    assert "mean over 8 steps" in text and text.count("| group | ") == 2 and text.count("| full | ") == 1
 
 
 # the runs
