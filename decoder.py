@@ -73,16 +73,13 @@ class ModelDecoder:
 
     def __init__(self, policy: Policy):
         self.policy = policy
-        self.last_position = getattr(policy.lm.config, "max_position_embeddings", 1 << 30) - 1
 
     def step(self, tokens: Tensor, slots: Slots) -> Tensor:
         """Write tokens (n, N) behind the first n rows, whose lengths stay; return the logits of what follows, (n, N, V)."""
         places, mask = slots.open(*tokens.shape)
         cache = DynamicCache(config=self.policy.lm.config)
         cache.layers = [_SlotLayer(slots, layer, tokens.shape[1]) for layer in range(len(slots.kv))]
-        # a sample that has ended may go on beyond the last position that the model knows; what it writes is not used
-        positions = places.clamp(max=self.last_position)  # (n, N)
-        return self.policy(tokens, cache=cache, attention_mask=mask[:, None], position_ids=positions, use_cache=True)[0]
+        return self.policy(tokens, cache=cache, attention_mask=mask[:, None], position_ids=places, use_cache=True)[0]
 
 
 class _SlotLayer(DynamicLayer):

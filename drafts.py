@@ -1,7 +1,8 @@
 """Drafts of what a policy writes next, looked up in what was written before: much of a program repeats an earlier one.
 
 The sampler runs the model once over a whole draft and keeps as much of it as it would have sampled anyway: speculative decoding
-(2211.17192) with a table of n-grams for the small model. A draft decides how fast a sample is made, never what it is.
+(2211.17192) with a table of n-grams for the small model. A draft decides how fast a sample is made, not what it is
+(but for rounding: more tokens at once are other matrix products).
 
 Letters: n rows, N new tokens, K tokens of context.
 """
@@ -29,12 +30,12 @@ class Drafts:
         self.factors, self.rows = factors.to(device), torch.arange(len(ORDERS), device=device)
         self.share, self.weight = 0.5, 1.0  # of drafted tokens that are right; how much it is known by
         self.right, self.tried = torch.zeros(2, dtype=torch.long, device=device)  # counted since the last look
-        for ids in texts:
+        for ids in filter(None, texts):
             windows = torch.tensor([-1] * K + ids, device=device).unfold(0, K + 1, 1)  # (tokens, K + 1)
             self.learn(windows[:, :K], windows[:, K])
 
     def learn(self, context: Tensor, token: Tensor) -> None:
-        """Take in that each token (n,) came after its context (n, K)."""
+        """Take in that each token (n,) came after its context (n, K); of several in one bucket, any."""
         self.table[self.rows, self._buckets(context)] = token[:, None]
 
     def propose(self, context: Tensor, new: int) -> Tensor:
@@ -49,14 +50,15 @@ class Drafts:
             context = torch.cat([context[:, 1:], token[:, None]], 1)
         return torch.stack(drafted, 1)
 
-    def accept(self, context: Tensor, draft: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    def accept(self, context: Tensor, draft: Tensor, token: Tensor, goes_on: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many sampled tokens are to be kept, (n,), and the contexts (n, K) after them; learn from those.
 
         token (n, N): sampled at each place, given the draft (n, N) before it: right up to the first that the draft has not.
+        goes_on (n,): whether the sample of a row has not ended; nothing is kept of one that has.
         """
         new, places = token.shape[1], torch.arange(token.shape[1], device=token.device)
-        agreed = (token == draft).long().cumprod(1).sum(1)  # (n,)
-        kept = (agreed + 1).clamp(max=new)  # (n,)
+        agreed = (token == draft).long().cumprod(1).sum(1) * goes_on  # (n,)
+        kept = (agreed + 1).clamp(max=new) * goes_on  # (n,)
         self.right, self.tried = self.right + agreed.sum(), self.tried + kept.sum()
         recent = torch.cat([context, token], 1)  # (n, K + N)
         learnt = torch.where(places < kept[:, None], places, 0)  # (n, N): the first token once more for one that is not kept

@@ -43,7 +43,8 @@ def generate(
     log-probabilities are of the whole distribution all the same.
     Each step runs the model over the last token of a row and a draft of the next ones. As the uniform numbers are known, so is
     the token that each place would sample; a draft is kept up to the first that differs. similar: texts, in tokens, to draft
-    from, beside the prompts and what is written here: they change speed, never a sample.
+    from, beside the prompts and what is written here: they change speed, and a sample as little as other rows of the batch do:
+    sums in another order. In bfloat16 that can turn a token.
     look_every: steps between looks at which samples have ended; each look waits for the GPU. Raises ValueError for numbers
     that cannot be meant, FloatingPointError where the policy's logits are not finite.
     """
@@ -55,7 +56,7 @@ def generate(
         return []
     device, n_samples = policy.device, len(prompt_of)
     look_every = look_every or (1 if device.type == "cpu" else 16)
-    places = max_new_tok + look_every * LONGEST  # until the next look a sample that has ended goes on, unused
+    places = max_new_tok + 2 * LONGEST  # a sample ends within a draft; until the next look one more is run behind it, unused
     uniforms = torch.stack([torch.rand(max_new_tok, generator=torch.Generator().manual_seed(s)) for s in seeds])
     uniforms = F.pad(uniforms, (0, places - max_new_tok)).to(device)  # (S, places)
     written = _Written(n_samples, places, max_new_tok, torch.tensor(policy.stop_ids, device=device))
@@ -63,7 +64,9 @@ def generate(
     order = sorted(range(n_samples), key=lambda i: (len(prompts[prompt_of[i]]), prompt_of[i]))  # like lengths are read together
     waiting, n = iter(order), min(slots, n_samples)
     prefixes, decoder = _Prefixes(policy, prompts, [prompt_of[i] for i in order]), build_decoder(policy)
-    cache = Slots(*prefixes.read(prompt_of[order[0]]), n, max(map(len, prompts)) + places)
+    longest = max(map(len, prompts))
+    known = max(longest + max_new_tok, getattr(policy.lm.config, "max_position_embeddings", 1 << 30))  # positions
+    cache = Slots(*prefixes.read(prompt_of[order[0]]), n, min(longest + places, known))
     drafts = Drafts([*similar, *prompts], device)
     sample, count = torch.zeros(2, n, dtype=torch.long, device=device)  # (n,) each: a row's sample, the tokens it has
     context = torch.zeros(n, K, dtype=torch.long, device=device)  # (n, K): the newest tokens; the last is not in the cache yet
@@ -78,14 +81,16 @@ def generate(
     step = 0
     while n:
         if step % look_every == 0:
-            new = drafts.best_length(n)
+            best = drafts.best_length(n)
+        new = min(best, max(1, len(cache.places) - 1 - cache.places_in_use))
         draft = drafts.propose(context[:n], new)  # (n, N)
         with policy.autocast():
             logits = decoder.step(torch.cat([context[:n, -1:], draft[:, :-1].clamp(min=0)], 1), cache)  # (n, N, V)
         log_p = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)  # (n, N, V)
         at = (sample[:n, None], count[:n, None] + torch.arange(new, device=device))  # (n, N): which token of which sample
         token = _inverse_cdf(log_p, uniforms[at], top_p) if temperature else log_p.argmax(-1)  # (n, N)
-        kept, context[:n] = drafts.accept(context[:n], draft, token)
+        goes_on = written.lengths[sample[:n]] == 0  # (n,)
+        kept, context[:n] = drafts.accept(context[:n], draft, token, goes_on)
         written.add(at, token, log_p.gather(-1, token[..., None]).squeeze(-1), kept)
         count[:n] += kept
         cache.lengths[:n] += kept
@@ -113,12 +118,17 @@ def check_sampler(policy: Policy, longest_tok: int) -> None:
     windows = [layer.sliding_window for layer in DynamicCache(config=policy.lm.config).layers if layer.is_sliding]
     if windows and min(windows) < longest_tok:
         raise ValueError(f"its layers attend to {min(windows)} tokens at most, and {longest_tok} are needed: not supported")
-    prompts, new_tok = [[i % policy.lm.config.vocab_size for i in range(5, 17)], [1 % policy.lm.config.vocab_size]], 4
+    prompts = [[i % policy.lm.config.vocab_size for i in range(5, 17)], [1 % policy.lm.config.vocab_size]]
+
+    def sample(similar: list[list[int]]) -> list[Generation]:
+        return generate(policy, prompts, [0, 1], [0, 1], max_new_tok=8, temperature=1.0, similar=similar)
+
     try:
-        made = generate(policy, prompts, [0, 1], [0, 1], max_new_tok=new_tok, temperature=1.0)
+        made = sample([])
+        made += sample([prompt + g.ids for prompt, g in zip(prompts, made, strict=True)])  # several tokens a step
     except (ValueError, AttributeError, RuntimeError, TypeError) as error:
         raise ValueError(f"its cache is of a kind that cannot be sampled from ({' '.join(str(error).split())[:80]})") from error
-    for prompt, generation in zip(prompts, made, strict=True):
+    for prompt, generation in zip(prompts * 2, made, strict=True):
         tokens = torch.tensor([prompt + generation.ids], device=policy.device)
         log_p = policy(tokens)[0][0, len(prompt) - 1 : -1].float().log_softmax(-1)  # (N, V)
         exact = log_p.gather(-1, tokens[0, len(prompt) :, None]).squeeze(-1)

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
 from decoder import Decoder, ModelDecoder
 from drafts import MOST_TOK, Drafts, K
+from model import Policy
 from tests.test_sampler import KINDS, PROMPTS, build, make_stops_likely, sample
 
 CPU = torch.device("cpu")
@@ -72,7 +74,7 @@ def test_a_draft_is_kept_up_to_the_first_token_that_differs():
     drafts = Drafts([], CPU)
     contexts = torch.cat([context(1, 2), context(3), context(4)])
     draft, token = torch.tensor([[5, 6, 7], [5, 6, 7], [5, 6, 7]]), torch.tensor([[5, 6, 7], [5, 9, 7], [8, 6, 7]])
-    kept, after = drafts.accept(contexts, draft, token)
+    kept, after = drafts.accept(contexts, draft, token, torch.tensor([True, True, True]))
     assert kept.tolist() == [3, 2, 1]  # never more than were run; the token in place of the wrong one is right
     assert torch.equal(after, torch.cat([context(1, 2, 5, 6, 7), context(3, 5, 9), context(4, 8)]))
     assert (drafts.right.item(), drafts.tried.item()) == (4, 6)
@@ -96,3 +98,33 @@ def test_the_length_follows_what_was_right():
         kept = [sum(a**i for i in range(k)) / (1 + n * k / 12) for k in range(1, 9)]
         assert kept[new - 1] == max(kept)
     assert often[0] > often[2] and drafts.best_length(MOST_TOK) == 1
+
+
+@pytest.mark.parametrize("look_every", [1, 7])
+def test_a_model_is_not_run_beyond_the_positions_that_it_knows(look_every, tokenizer):
+    """GPT-Neo's mask is a table of as many places as its positions."""
+    shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "attention_types": [[["global"], 2]], "initializer_range": 0.2}
+    torch.manual_seed(0)
+    policy = Policy(GPTNeoForCausalLM(GPTNeoConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=len(PROMPTS[0]) + 40, **shape)), tokenizer)  # fmt: skip
+    made = []
+    for _ in range(2):  # without and with drafts
+        similar, before = [PROMPTS[0] + g.ids for g in made], made
+        made = sample(policy, [0] * 6, list(range(6)), max_new_tok=40, slots=3, look_every=look_every, similar=similar)
+    assert [g.ids for g in made] == [g.ids for g in before]
+    assert [len(g.ids) for g in made].count(40) > 3
+
+
+def test_an_ended_sample_waits_for_the_next_look(policy):
+    """Behind its last token one more draft is run, and no more: its places are not many."""
+    make_stops_likely(policy)
+    rows, seeds = [0, 1] * 4, list(range(8))
+    made = sample(policy, rows, seeds, max_new_tok=20)
+    similar = [PROMPTS[row] + g.ids for row, g in zip(rows, made, strict=True)]
+    again = sample(policy, rows, seeds, max_new_tok=20, look_every=100, similar=similar)
+    assert [g.ids for g in again] == [g.ids for g in made]
+
+
+def test_texts_to_draft_from_may_be_empty(policy):
+    made = sample(policy, [0], [3])
+    assert sample(policy, [0], [3], similar=[[], [5]])[0].ids == made[0].ids
