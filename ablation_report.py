@@ -15,7 +15,7 @@ import numpy as np
 
 from checkpoint import write_atomically
 from config import Config
-from curves import read_metrics
+from curves import read_lines, read_metrics
 from results import mean_and_error
 from tasks import Metric
 
@@ -40,9 +40,8 @@ def read_curves(run_dir: Path, higher_is_better: bool) -> dict[str, np.ndarray]:
     """
     metrics = read_metrics(run_dir)
     totals: dict[int, list[float]] = {}
-    with open(run_dir / "episodes.jsonl") as lines:
-        for episode in map(json.loads, lines):
-            totals.setdefault(episode["step"], []).append(reward_without_milestones(episode["reward"]))
+    for episode in read_lines(run_dir / "episodes.jsonl"):
+        totals.setdefault(episode["step"], []).append(reward_without_milestones(episode["reward"]))
     best = [record.get("rollout/score_best", np.nan) for record in metrics]
     return {
         "reward": np.array([statistics.fmean(totals[record["step"]]) for record in metrics]),

@@ -20,6 +20,7 @@ EVERYONE = (*POLICIES, *BASELINES)
 WRITERS = (*POLICIES, "demonstrations")  # those who write many programs
 PUBLISHED = "published (real data)"
 ROUNDING = 1e-9  # a smaller difference is arithmetic: log 3, and what the grader finds for thirds, differ by 2e-16
+FEWER = (1, 4, 16, 64)  # programs, of those that were written
 ROW_SETTINGS = ("metric", "samples", "split", "temperature", "protocol")  # equal in all results of a row
 
 
@@ -56,8 +57,10 @@ def _row_of(group: list[dict]) -> dict:
     row |= {"seeds": len(group), "results": group, "published": first["published"], "who": {}}
     for who in EVERYONE:
         parts = [part_of(r, who) for r in group]
+        best_of_k = [p.get(first["split"], {}).get("best_of_k", {}) for p in parts]
         row["who"][who] = {
             "score": _over(scores[who]),
+            "best_of_k": {k: _over([best.get(str(k)) for best in best_of_k]) for k in FEWER},
             "normalised": _over([p["reported"]["normalised"] for p in parts]),
             "valid_frac": _over([p.get(first["split"], {}).get("valid_frac") if who in WRITERS else None for p in parts]),
             "mean_reward": _over([p.get("mean_reward") for p in parts]),
@@ -111,6 +114,7 @@ def to_markdown(rows: list[dict]) -> str:
     for row in rows:
         beats, fails = compare(row)
         lines.append(f"- {row['task']}: beats: {', '.join(beats) or 'none'}; does not beat: {', '.join(fails) or 'none'}")
+    lines += ["", *_fewer(rows)]
     for result in (result for row in rows for result in row["results"]):
         where = f"- {result['task']}, seed {result['seed']}"
         reasons = {who: result["baselines"][who].get("reason") for who in BASELINES}
@@ -132,6 +136,30 @@ def _score_cells(row: dict) -> list[str]:
 
 def _share_cells(row: dict) -> list[str]:
     return [_cell(row["who"][who][key], row["seeds"]) for key in ("valid_frac", "mean_reward") for who in WRITERS]
+
+
+def _fewer(rows: list[dict]) -> list[str]:
+    """Return the table of what is to be expected of the best of fewer programs, and who is ahead how often."""
+    head = ["task", *(f"best of {k}" for k in FEWER), "of all"]
+    cells, wins = [], {who: [[] for _ in head[1:]] for who in WRITERS if who != "trained"}
+    for row in rows:
+        columns = [{who: row["who"][who]["best_of_k"][k] for who in WRITERS} for k in FEWER]
+        columns.append({who: row["who"][who]["score"] for who in WRITERS})
+        cells.append([row["task"], *(" / ".join(_short(column[who]) for who in WRITERS) for column in columns)])
+        sign = 1 if row["higher_is_better"] else -1
+        for who, columns_won in wins.items():
+            for won, column in zip(columns_won, columns, strict=True):
+                if column[who] and column["trained"]:
+                    won.append(sign * (column["trained"][0] - column[who][0]) > ROUNDING)
+    for who, columns_won in wins.items():
+        cells.append([f"trained ahead of {who}", *(f"{sum(won)} of {len(won)}" if won else "–" for won in columns_won)])
+    return ["## With fewer programs", "",
+            f"{' / '.join(WRITERS)}: expected score of the best of k of the programs, chosen on val; mean over seeds.", "",
+            *_grid(head, cells), ""]  # fmt: skip
+
+
+def _short(value: tuple | None) -> str:
+    return "–" if value is None else f"{value[0]:.3f}"
 
 
 def _published(rows: list[dict]) -> list[str]:

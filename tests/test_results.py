@@ -50,6 +50,28 @@ def test_mean_and_standard_error_by_hand():
     assert mean_and_error([0.3]) == (0.3, None)
 
 
+def test_the_best_of_fewer_programs_is_averaged_and_counted():
+    """Two tasks: at k = 1 the trained policy is ahead in both, at k = 4 in one (lower is better in the other), 16 there is not."""
+
+    def with_best(result, **best):
+        for who, of_k in best.items():
+            part = result[who] if who in result else result["baselines"][who]
+            part["test"]["best_of_k"] = dict(zip(("1", "4"), of_k, strict=True))
+        return result
+
+    scores = (0.5, 0.6, 0.5, 0.58, 0.7, 0.6)
+    rows = aggregate([
+        with_best(entry(0, scores), start=(0.5, 0.6), trained=(0.6, 0.7), demonstrations=(0.5, 0.5)),
+        with_best(entry(1, scores), start=(0.5, 0.6), trained=(0.8, 0.7), demonstrations=(0.5, 0.9)),
+        with_best(entry(0, scores, higher=False, task="u"), start=(0.5, 0.4), trained=(0.4, 0.4), demonstrations=(0.5, 0.3)),
+    ])  # fmt: skip
+    lines = to_markdown(rows).split("## With fewer programs")[1].splitlines()
+    assert "| t | 0.500 / 0.700 / 0.500 | 0.600 / 0.700 / 0.700 | – / – / – | – / – / – | 0.500 / 0.600 / 0.600 |" in lines
+    assert "| u | 0.500 / 0.400 / 0.500 | 0.400 / 0.400 / 0.300 | – / – / – | – / – / – | 0.500 / 0.600 / 0.600 |" in lines
+    assert "| trained ahead of start | 2 of 2 | 1 of 2 | – | – | 1 of 2 |" in lines
+    assert "| trained ahead of demonstrations | 2 of 2 | 0 of 2 | – | – | 0 of 2 |" in lines
+
+
 def test_seeds_of_a_task_are_one_row():
     (row,) = aggregate(SEEDS)
     assert row["seeds"] == 3 and row["samples"] == 4
