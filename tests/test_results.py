@@ -51,7 +51,7 @@ def test_mean_and_standard_error_by_hand():
 
 
 def test_the_best_of_fewer_programs_is_averaged_and_counted():
-    """Two tasks: at k = 1 the trained policy is ahead in both, at k = 4 in one (lower is better in the other), 16 there is not."""
+    """Two tasks: at k = 1 the trained policy is ahead in both, at k = 4 in one (in the other, lower is better)."""
 
     def with_best(result, **best):
         for who, of_k in best.items():
