@@ -57,7 +57,7 @@ def _row_of(group: list[dict]) -> dict:
     row |= {"seeds": len(group), "results": group, "published": first["published"], "who": {}}
     for who in EVERYONE:
         parts = [part_of(r, who) for r in group]
-        best_of_k = [p.get(first["split"], {}).get("best_of_k", {}) for p in parts]
+        best_of_k = [p.get(first["split"], {}).get("best_of_k", {}) if who in WRITERS else {} for p in parts]
         row["who"][who] = {
             "score": _over(scores[who]),
             "best_of_k": {k: _over([best.get(str(k)) for best in best_of_k]) for k in FEWER},
