@@ -8,14 +8,21 @@ a second machine has the same. Tables and figures are copied to docs/results/; d
 """
 
 import hashlib
+import math
+import re
 import shutil
+import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+
+from sklearn.utils import all_estimators
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from checkpoint import write_atomically
+from curves import read_lines, read_metrics
 from tasks import find_task, task_names
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,11 +56,37 @@ def train(task: str, seed: int) -> Path:
     return run_dir
 
 
+def effective_number(names: list[str]) -> float:
+    """Return exp(entropy) of how often each name occurs: 3 for three equally frequent ones."""
+    counts = Counter(names).values()
+    return math.exp(-sum(n / len(names) * math.log(n / len(names)) for n in counts))
+
+
+def narrowing(runs: list[Path]) -> str:
+    """Return a table of how much programs differ from one another in the first and in the last three steps of runs."""
+    models = {name for name, _ in all_estimators(["classifier", "regressor"])}
+    lines = ["| run | entropy, nats a token | model classes, exp(entropy) | share of the most frequent |", "|---|---|---|---|"]
+    for run_dir in runs:
+        metrics, episodes = read_metrics(run_dir), list(read_lines(run_dir / "episodes.jsonl"))
+        entropy, classes, most = [], [], []
+        for part in (metrics[:3], metrics[-3:]):
+            steps = [record["step"] for record in part]
+            programs = "\n".join(e["program"] or "" for e in episodes if e["step"] in steps)
+            names = [name for name in re.findall(r"([A-Z]\w+)\(", programs) if name in models]
+            name, count = Counter(names).most_common(1)[0]
+            entropy.append(f"{statistics.fmean(record['policy/entropy'] for record in part):.2f}")
+            classes.append(f"{effective_number(names):.1f}")
+            most.append(f"{name} {count / len(names):.0%}")
+        lines.append(f"| {run_dir.name} | {' → '.join(entropy)} | {' → '.join(classes)} | {' → '.join(most)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     twelve = [name for name in task_names() if find_task(name).ID]
     runs = [train(task, 0) for task in sorted(twelve, key=lambda name: name not in THREE_SEEDS)]
     runs += [train(task, seed) for seed in (1, 2) for task in THREE_SEEDS]
     run("eval.py", *runs, "--samples", SAMPLES, "--out", DOCS)
+    (DOCS / "narrowing.md").write_text(narrowing(runs[: len(twelve)]))
     run("eval.py", "--ablate", ABLATED, *ABLATION, "--ablate-dir", RUNS / "ablate")
     for task in ABLATED.split(","):
         for suffix in ("md", "png"):
