@@ -22,6 +22,8 @@ from tasks import Metric
 COLUMNS = {  # of the table: (heading, decimals)
     "reward_half": ("reward without milestones, half budget", 3),
     "reward_full": ("reward without milestones, full budget", 3),
+    "scratch_half": ("of prompts from scratch, half budget", 3),
+    "scratch_full": ("of prompts from scratch, full budget", 3),
     "trained_reward_full": ("reward as trained, full budget", 3),
     "valid_frac": ("valid fraction", 3),
     "best_score": ("best score", 4),
@@ -33,18 +35,24 @@ PANELS = {"reward": "reward without milestones", "valid_frac": "valid fraction",
 
 
 def read_curves(run_dir: Path, higher_is_better: bool) -> dict[str, np.ndarray]:
-    """Return one number per step: reward (without milestones), trained_reward, valid_frac, duration_s, best_score, seconds.
+    """Return one number per step, under the names below.
 
-    best_score: the best so far, NaN before the first valid program; seconds: of collecting and learning, cumulated, so that a
-    resumed run counts what it did and not how long it lay.
+    reward: without milestones; scratch: that of the programs which were not to improve an earlier one, NaN in a step without
+    any; best_score: the best so far, NaN before the first valid program; seconds: of collecting and learning, cumulated, so
+    that a resumed run counts what it did and not how long it lay.
     """
     metrics = read_metrics(run_dir)
     totals: dict[int, list[float]] = {}
+    scratch: dict[int, list[float]] = {}
     for episode in read_lines(run_dir / "episodes.jsonl"):
-        totals.setdefault(episode["step"], []).append(reward_without_milestones(episode["reward"]))
+        reward = reward_without_milestones(episode["reward"])
+        totals.setdefault(episode["step"], []).append(reward)
+        if episode["kind"] == "scratch":
+            scratch.setdefault(episode["step"], []).append(reward)
     best = [record.get("rollout/score_best", np.nan) for record in metrics]
     return {
         "reward": np.array([statistics.fmean(totals[record["step"]]) for record in metrics]),
+        "scratch": np.array([statistics.fmean(scratch.get(record["step"], [np.nan])) for record in metrics]),
         "trained_reward": np.array([record["reward/mean"] for record in metrics]),
         "valid_frac": np.array([record["rollout/valid_frac"] for record in metrics]),
         "duration_s": np.array([record["duration/mean_s"] for record in metrics]),
@@ -71,12 +79,20 @@ def summarise_run(curves: dict[str, np.ndarray]) -> dict[str, float]:
     return {
         "reward_half": float(curves["reward"][half].mean()),
         "reward_full": float(curves["reward"][full].mean()),
+        "scratch_half": mean_of_known(curves["scratch"][half]),
+        "scratch_full": mean_of_known(curves["scratch"][full]),
         "trained_reward_full": float(curves["trained_reward"][full].mean()),
         "valid_frac": float(curves["valid_frac"][full].mean()),
         "best_score": float(curves["best_score"][-1]),  # of all programs
         "duration_s": float(curves["duration_s"][full].mean()),
         "seconds": float(curves["seconds"][-1]),
     }
+
+
+def mean_of_known(values: np.ndarray) -> float:
+    """Return the mean of the numbers that are none NaN; NaN if there are none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
 
 
 def over_seeds(values: list[float]) -> dict[str, float | int | None]:
@@ -143,8 +159,9 @@ def describe(report: dict) -> str:
         "Mean ± standard error over seeds (n where it is not that of the others; – where there is none). Half and full budget: "
         f"mean over {width} step{'s' if width > 1 else ''}, around half and at the end; valid fraction and Δt at full budget. "
         "Reward without milestones: a failed program gets no credit for milestones, in no variant; compare variants by it, not "
-        f"by the reward as trained. Best score: {report['metric']} on the reward split, {direction} is better, of all programs "
-        "of a run. Wall-clock: collecting and learning. Programs that `restart` drops are not counted. `sft-only` is the "
+        "by the reward as trained, and where shares of improvement prompts differ, by that of prompts from scratch. "
+        f"Best score: {report['metric']} on the reward split, {direction} is better, of all programs of a run. Wall-clock: "
+        "collecting and learning. Programs that `restart` drops are not counted. `sft-only` is the "
         "starting policy without training, sampled once: its numbers, its best score too, are of one batch. Seeds vary twin, "
         "sampling and updates, not the warm start.", "",
     ]  # fmt: skip

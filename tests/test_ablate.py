@@ -18,7 +18,17 @@ from test_rollout import FakeSandbox
 
 import ablate
 import eval
-from ablation_report import compare, describe, over_seeds, read_curves, reward_without_milestones, summarise_run, windows
+from ablation_report import (
+    COLUMNS,
+    compare,
+    describe,
+    mean_of_known,
+    over_seeds,
+    read_curves,
+    reward_without_milestones,
+    summarise_run,
+    windows,
+)
 from checkpoint import UsageError
 
 FAKE = """
@@ -33,7 +43,7 @@ if run.parent.name == "group":
 done = int((run / "latest").read_text()[5:]) if (run / "latest").exists() else 0
 for step in range(done + 1, 3):
     reward = {"total": -9.5, "partial": 0.5, "score": None}
-    (run / "episodes.jsonl").open("a").write(json.dumps({"step": step, "reward": reward}) + "\\n")
+    (run / "episodes.jsonl").open("a").write(json.dumps({"step": step, "kind": "scratch", "reward": reward}) + "\\n")
     record = {"step": step, "reward/mean": -9.5, "rollout/valid_frac": 0.0, "duration/mean_s": 1.0,
               "time/collect_s": 2.0, "time/update_s": 1.0}
     (run / "metrics.jsonl").open("a").write(json.dumps(record) + "\\n")
@@ -79,7 +89,9 @@ def write_run(run: Path, steps: list[dict]) -> Path:
                 "step": step, "reward/mean": sum(r["total"] for r in s["rewards"]) / len(s["rewards"]),
                 "rollout/valid_frac": s.get("valid", 0.5), "duration/mean_s": s.get("duration", 1.0),
                 "time/collect_s": s.get("collect", 2.0), "time/update_s": s.get("update", 0.5), **best}) + "\n")  # fmt: skip
-            episodes.writelines(json.dumps({"step": step, "reward": r}) + "\n" for r in s["rewards"])
+            kinds = s.get("kinds", ["scratch"] * len(s["rewards"]))
+            records = [{"step": step, "kind": kind, "reward": r} for kind, r in zip(kinds, s["rewards"], strict=True)]
+            episodes.writelines(json.dumps(record) + "\n" for record in records)
     return run
 
 
@@ -91,19 +103,21 @@ def test_a_failed_program_loses_its_credit_for_milestones_and_a_valid_one_had_no
 def test_curves_by_hand(tmp_path):
     run = write_run(tmp_path / "run", [
         {"rewards": [episode(-9.5, 0.5), episode(-9.7, 0.3)], "best": None, "valid": 0.0},
-        {"rewards": [episode(-9.6, 0.4), episode(0.2, 0.7, 0.6)], "best": 0.6},
+        {"rewards": [episode(-9.6, 0.4), episode(0.2, 0.7, 0.6)], "best": 0.6, "kinds": ["improve", "improve"]},
         {"rewards": [episode(0.4, 0.7, 0.7), episode(0.0, 0.7, 0.5)], "best": 0.4, "valid": 1.0, "duration": 3.0,
-         "collect": 5.0},
+         "collect": 5.0, "kinds": ["improve", "scratch"]},
     ])  # fmt: skip
     curves = read_curves(run, higher_is_better=True)
     np.testing.assert_allclose(curves["reward"], [-10.0, -4.9, 0.2])
+    np.testing.assert_allclose(curves["scratch"], [-10.0, math.nan, 0.0])
     np.testing.assert_allclose(curves["trained_reward"], [-9.6, -4.7, 0.2])
     np.testing.assert_allclose(curves["seconds"], [2.5, 5.0, 10.5])
     np.testing.assert_allclose(curves["best_score"], [math.nan, 0.6, 0.6])
     np.testing.assert_allclose(read_curves(run, higher_is_better=False)["best_score"], [math.nan, 0.6, 0.4])
     assert summarise_run(curves) == pytest.approx({
-        "reward_half": -4.9, "reward_full": 0.2, "trained_reward_full": 0.2, "valid_frac": 1.0, "best_score": 0.6,
-        "duration_s": 3.0, "seconds": 10.5})  # fmt: skip
+        "reward_half": -4.9, "reward_full": 0.2, "scratch_half": math.nan, "scratch_full": 0.0,
+        "trained_reward_full": 0.2, "valid_frac": 1.0, "best_score": 0.6,
+        "duration_s": 3.0, "seconds": 10.5}, nan_ok=True)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -115,6 +129,11 @@ def test_half_and_full_budget_are_windows_of_a_fifth(steps, half, full):
     assert [numbers[window].tolist() for window in windows(steps)] == [half, full]
 
 
+def test_a_step_without_a_number_is_left_out_of_a_window():
+    assert mean_of_known(np.array([1.0, math.nan, 4.0])) == 2.5
+    assert math.isnan(mean_of_known(np.array([math.nan])))
+
+
 def test_means_and_standard_errors_by_hand():
     assert over_seeds([1.0, 2.0, 6.0]) == pytest.approx({"mean": 3.0, "se": math.sqrt(7 / 3), "n": 3})
     assert over_seeds([4.0, math.nan]) == {"mean": 4.0, "se": None, "n": 1}
@@ -122,8 +141,7 @@ def test_means_and_standard_errors_by_hand():
 
 
 def run_numbers(value):
-    names = ("reward_half", "reward_full", "trained_reward_full", "valid_frac", "best_score", "duration_s", "seconds")
-    return dict.fromkeys(names, value)
+    return dict.fromkeys(COLUMNS, value)
 
 
 def test_differences_are_paired_by_seed():
