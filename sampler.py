@@ -65,7 +65,7 @@ def generate(
     waiting, n = iter(order), min(slots, n_samples)
     prefixes, decoder = _Prefixes(policy, prompts, [prompt_of[i] for i in order]), build_decoder(policy)
     longest = max(map(len, prompts))
-    known = max(longest + max_new_tok, getattr(policy.lm.config, "max_position_embeddings", 1 << 30))  # positions
+    known = max(longest + max_new_tok, getattr(policy.lm.config, "max_position_embeddings", None) or 1 << 30)  # positions
     cache = Slots(*prefixes.read(prompt_of[order[0]]), n, min(longest + places, known))
     drafts = Drafts([*similar, *prompts], device)
     sample, count = torch.zeros(2, n, dtype=torch.long, device=device)  # (n,) each: a row's sample, the tokens it has
