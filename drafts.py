@@ -14,15 +14,17 @@ ORDERS = (8, 4, 2, 1)  # lengths of the n-grams that a next token is looked up b
 K = ORDERS[0]
 BUCKETS_LOG2 = 18  # n-grams that share a bucket overwrite each other: a wrong draft costs little
 LONGEST, MOST_TOK = 8, 256  # tokens that go through the model at once: of one row, of all (their logits take memory)
-# How many tokens in one step take as long, beside what any step takes, as reading the weights does.
-FREE_TOK = {"cpu": 12, "cuda": 200}
+# How many tokens take as long as the rest of a step: as reading the weights, and, times the parameters of the model, as calling
+# its layers, most of what a tiny model does. Measured on a CPU with 1 and 135 million parameters, estimated for GPUs.
+READING_TOK, CALLING_TOK_PARAMETERS = {"cpu": 12, "cuda": 200}, 5e7
 
 
 class Drafts:
     """A table of n-grams, and how far its drafts have been right."""
 
-    def __init__(self, texts: list[list[int]], device: torch.device):
-        """Learn the n-grams of the texts, each a list of token ids."""
+    def __init__(self, texts: list[list[int]], device: torch.device, parameters: int):
+        """Learn the n-grams of the texts, each a list of token ids. parameters: of the model that is drafted for."""
+        self.free_tok = READING_TOK[device.type] + CALLING_TOK_PARAMETERS / parameters
         self.table = torch.full((len(ORDERS), 2**BUCKETS_LOG2), -1, device=device)  # the token that came next, or -1
         factors = torch.randint(-(2**62), 2**62, (len(ORDERS), K), generator=torch.Generator().manual_seed(0)) | 1
         for row, order in enumerate(ORDERS):
@@ -69,15 +71,15 @@ class Drafts:
     def best_length(self, n: int) -> int:
         """Return N for n rows: the most tokens kept per time (2211.17192, section 3.3). Waits for the GPU.
 
-        With a share a of drafted tokens right, (1 - a^N) / (1 - a) of N are kept, in a time of 1 + n N / FREE_TOK.
+        With a share a of drafted tokens right, (1 - a^N) / (1 - a) of N are kept, in a time of 1 + n N / free_tok.
         """
         right, tried = torch.stack([self.right, self.tried]).tolist()
         decayed = 0.9 * self.weight
         self.share = (decayed * self.share + right) / (decayed + tried)
         self.weight, self.right, self.tried = decayed + tried, self.right * 0, self.tried * 0
-        a, free = min(self.share, 0.99), FREE_TOK[self.table.device.type]
+        a = min(self.share, 0.99)
         lengths = range(1, max(1, min(LONGEST, MOST_TOK // n)) + 1)
-        return max(lengths, key=lambda new: (1 - a**new) / (1 - a) / (1 + n * new / free))
+        return max(lengths, key=lambda new: (1 - a**new) / (1 - a) / (1 + n * new / self.free_tok))
 
     def _buckets(self, context: Tensor) -> Tensor:
         """Return where each order of n-gram is in the table: (n, K) -> (n, orders). Products wrap around."""

@@ -67,7 +67,7 @@ def generate(
     longest = max(map(len, prompts))
     known = max(longest + max_new_tok, getattr(policy.lm.config, "max_position_embeddings", None) or 1 << 30)  # positions
     cache = Slots(*prefixes.read(prompt_of[order[0]]), n, min(longest + places, known))
-    drafts = Drafts([*similar, *prompts], device)
+    drafts = Drafts([*similar, *prompts], device, sum(p.numel() for p in policy.lm.parameters()))
     sample, count = torch.zeros(2, n, dtype=torch.long, device=device)  # (n,) each: a row's sample, the tokens it has
     context = torch.zeros(n, K, dtype=torch.long, device=device)  # (n, K): the newest tokens; the last is not in the cache yet
 

@@ -5,11 +5,11 @@ import torch
 from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
 from decoder import Decoder, ModelDecoder
-from drafts import MOST_TOK, Drafts, K
+from drafts import LONGEST, MOST_TOK, Drafts, K
 from model import Policy
 from tests.test_sampler import KINDS, PROMPTS, build, make_stops_likely, sample
 
-CPU = torch.device("cpu")
+CPU, LARGE = torch.device("cpu"), 10**12  # parameters: calling the layers costs nothing beside reading them
 
 
 def context(*ids: int) -> torch.Tensor:
@@ -63,7 +63,7 @@ def test_a_stop_within_a_draft_ends_the_sample(policy):
 
 
 def test_the_longest_known_context_decides():
-    drafts = Drafts([[1, 2, 3, 4, 5, 6, 7, 8, 9], [20, 4, 5, 6, 7, 8, 30]], CPU)
+    drafts = Drafts([[1, 2, 3, 4, 5, 6, 7, 8, 9], [20, 4, 5, 6, 7, 8, 30]], CPU, LARGE)
     assert drafts.propose(context(1, 2, 3, 4, 5, 6, 7, 8), 1).tolist() == [[9]]
     assert drafts.propose(context(4, 5, 6, 7, 8), 1).tolist() == [[30]]  # the newer of the two
     assert drafts.propose(context(77, 20), 3).tolist() == [[4, 5, 6]]
@@ -71,7 +71,7 @@ def test_the_longest_known_context_decides():
 
 
 def test_a_draft_is_kept_up_to_the_first_token_that_differs():
-    drafts = Drafts([], CPU)
+    drafts = Drafts([], CPU, LARGE)
     contexts = torch.cat([context(1, 2), context(3), context(4)])
     draft, token = torch.tensor([[5, 6, 7], [5, 6, 7], [5, 6, 7]]), torch.tensor([[5, 6, 7], [5, 9, 7], [8, 6, 7]])
     kept, after = drafts.accept(contexts, draft, token, torch.tensor([True, True, True]))
@@ -84,7 +84,7 @@ def test_a_draft_is_kept_up_to_the_first_token_that_differs():
 
 def test_the_length_follows_what_was_right():
     """By the formula: with share a, N = 1 keeps 1 a step in 1 + n / 12; N keeps (1 - a^N) / (1 - a) in 1 + n N / 12."""
-    drafts = Drafts([], CPU)
+    drafts = Drafts([], CPU, LARGE)
     for _ in range(40):
         drafts.tried = torch.tensor(10)
         rarely = drafts.best_length(1)
@@ -98,6 +98,10 @@ def test_the_length_follows_what_was_right():
         kept = [sum(a**i for i in range(k)) / (1 + n * k / 12) for k in range(1, 9)]
         assert kept[new - 1] == max(kept)
     assert often[0] > often[2] and drafts.best_length(MOST_TOK) == 1
+    tiny = Drafts([], CPU, 10**6)  # what a step costs beside its tokens is 12 + 50 of them
+    tiny.right, tiny.tried = torch.tensor(790), torch.tensor(1000)
+    kept = [sum(0.79**i for i in range(k)) / (1 + 32 * k / 62) for k in range(1, LONGEST + 1)]
+    assert tiny.best_length(32) == kept.index(max(kept)) + 1 > often[2]
 
 
 @pytest.mark.parametrize("look_every", [1, 7])
