@@ -14,7 +14,7 @@ report: .venv/installed
 	$(BIN)/python report.py $(RUN)
 
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 hostile: .venv/installed
 	$(BIN)/python tests/hostile/run.py
