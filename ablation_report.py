@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint import write_atomically
+from checkpoint import UsageError, write_atomically
 from config import Config
 from curves import read_lines, read_metrics
 from results import mean_and_error
@@ -49,6 +49,8 @@ def read_curves(run_dir: Path, higher_is_better: bool) -> dict[str, np.ndarray]:
         totals.setdefault(episode["step"], []).append(reward)
         if episode["kind"] == "scratch":
             scratch.setdefault(episode["step"], []).append(reward)
+    if lost := [record["step"] for record in metrics if record["step"] not in totals]:
+        raise UsageError(f"{run_dir}: episodes.jsonl has no step {lost[0]}: remove the folder to make the run anew")
     best = [record.get("rollout/score_best", np.nan) for record in metrics]
     return {
         "reward": np.array([statistics.fmean(totals[record["step"]]) for record in metrics]),

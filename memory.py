@@ -87,7 +87,7 @@ def sampling_bytes(config: Config, shape: PretrainedConfig, total: int, inside: 
     copies = size * (total if config.precision == "bf16" else inside if config.lora_rank else fused * inside)
     tokens = config.max_prompt_tok + config.max_new_tok
     per_token = shape.num_hidden_layers * 2 * _kv_width(shape) * size  # keys and values
-    cache = config.sample_batch * (tokens + 2 * LONGEST) * per_token
+    cache = config.sample_batch * tokens * per_token
     prefix = max(config.max_prompt_tok, prefill_tok) * (per_token + _kept(shape, size) / 2)
     logits = 4 * max(config.sample_batch, min(LONGEST * config.sample_batch, MOST_TOK)) * shape.vocab_size * FP32
     return copies + cache + prefix + logits

@@ -60,7 +60,8 @@ def _row_of(group: list[dict]) -> dict:
         best_of_k = [p.get(first["split"], {}).get("best_of_k", {}) if who in WRITERS else {} for p in parts]
         row["who"][who] = {
             "score": _over(scores[who]),
-            "best_of_k": {k: _over([best.get(str(k)) for best in best_of_k]) for k in FEWER},
+            "best_of_k": {k: [best.get(str(k)) for best in best_of_k] for k in FEWER},  # seed by seed
+            "scores": scores[who],
             "normalised": _over([p["reported"]["normalised"] for p in parts]),
             "valid_frac": _over([p.get(first["split"], {}).get("valid_frac") if who in WRITERS else None for p in parts]),
             "mean_reward": _over([p.get("mean_reward") for p in parts]),
@@ -139,18 +140,20 @@ def _share_cells(row: dict) -> list[str]:
 
 
 def _fewer(rows: list[dict]) -> list[str]:
-    """Return the table of what is to be expected of the best of fewer programs, and who is ahead how often."""
+    """Return the table of what is to be expected of the best of fewer programs, and who is ahead how often, seed by seed."""
     head = ["task", *(f"best of {k}" for k in FEWER), "of all"]
     cells, wins = [], {who: [[] for _ in head[1:]] for who in WRITERS if who != "trained"}
     for row in rows:
         columns = [{who: row["who"][who]["best_of_k"][k] for who in WRITERS} for k in FEWER]
-        columns.append({who: row["who"][who]["score"] for who in WRITERS})
-        cells.append([row["task"], *(" / ".join(_short(column[who]) for who in WRITERS) for column in columns)])
+        columns.append({who: row["who"][who]["scores"] for who in WRITERS})
+        label = row["task"] if row["data"] == "twin" else f"{row['task']} ({row['data']} data)"
+        cells.append([label, *(" / ".join(_short(column[who]) for who in WRITERS) for column in columns)])
         sign = 1 if row["higher_is_better"] else -1
         for who, columns_won in wins.items():
             for won, column in zip(columns_won, columns, strict=True):
-                if column[who] and column["trained"]:
-                    won.append(sign * (column["trained"][0] - column[who][0]) > ROUNDING)
+                pairs = zip(column["trained"], column[who], strict=True)
+                if ahead := [sign * (t - other) for t, other in pairs if None not in (t, other)]:
+                    won.append(statistics.fmean(ahead) > ROUNDING)
     for who, columns_won in wins.items():
         cells.append([f"trained ahead of {who}", *(f"{sum(won)} of {len(won)}" if won else "–" for won in columns_won)])
     return ["## With fewer programs", "",
@@ -158,8 +161,12 @@ def _fewer(rows: list[dict]) -> list[str]:
             *_grid(head, cells), ""]  # fmt: skip
 
 
-def _short(value: tuple | None) -> str:
-    return "–" if value is None else f"{value[0]:.3f}"
+def _short(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    mean = statistics.fmean(known)
+    return (f"{mean:.3f}" if abs(mean) >= 0.1 else f"{mean:.2g}") + _few(len(known), len(values))
 
 
 def _published(rows: list[dict]) -> list[str]:

@@ -54,7 +54,7 @@ def generate(
         raise ValueError("a prompt has no token: nothing would predict the first of the response")
     if not prompt_of:
         return []
-    device, n_samples = policy.device, len(prompt_of)
+    device, n_samples, vocabulary = policy.device, len(prompt_of), policy.lm.config.vocab_size
     look_every = look_every or (1 if device.type == "cpu" else 16)
     places = max_new_tok + 2 * LONGEST  # a sample ends within a draft; until the next look one more is run behind it, unused
     uniforms = torch.stack([torch.rand(max_new_tok, generator=torch.Generator().manual_seed(s)) for s in seeds])
@@ -64,9 +64,8 @@ def generate(
     order = sorted(range(n_samples), key=lambda i: (len(prompts[prompt_of[i]]), prompt_of[i]))  # like lengths are read together
     waiting, n = iter(order), min(slots, n_samples)
     prefixes, decoder = _Prefixes(policy, prompts, [prompt_of[i] for i in order]), build_decoder(policy)
-    longest = max(map(len, prompts))
-    known = max(longest + max_new_tok, getattr(policy.lm.config, "max_position_embeddings", None) or 1 << 30)  # positions
-    cache = Slots(*prefixes.read(prompt_of[order[0]]), n, min(longest + places, known))
+    # no place beyond the longest sample that there can be: positions that no sample has can change how others are encoded
+    cache = Slots(*prefixes.read(prompt_of[order[0]]), n, max(map(len, prompts)) + max_new_tok)
     drafts = Drafts([*similar, *prompts], device, sum(p.numel() for p in policy.lm.parameters()))
     sample, count = torch.zeros(2, n, dtype=torch.long, device=device)  # (n,) each: a row's sample, the tokens it has
     context = torch.zeros(n, K, dtype=torch.long, device=device)  # (n, K): the newest tokens; the last is not in the cache yet
@@ -85,7 +84,7 @@ def generate(
         new = min(best, max(1, len(cache.places) - 1 - cache.places_in_use))
         draft = drafts.propose(context[:n], new)  # (n, N)
         with policy.autocast():
-            logits = decoder.step(torch.cat([context[:n, -1:], draft[:, :-1].clamp(min=0)], 1), cache)  # (n, N, V)
+            logits = decoder.step(torch.cat([context[:n, -1:], draft[:, :-1].clamp(0, vocabulary - 1)], 1), cache)  # (n, N, V)
         log_p = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)  # (n, N, V)
         at = (sample[:n, None], count[:n, None] + torch.arange(new, device=device))  # (n, N): which token of which sample
         token = _inverse_cdf(log_p, uniforms[at], top_p) if temperature else log_p.argmax(-1)  # (n, N)
@@ -118,6 +117,11 @@ def check_sampler(policy: Policy, longest_tok: int) -> None:
     windows = [layer.sliding_window for layer in DynamicCache(config=policy.lm.config).layers if layer.is_sliding]
     if windows and min(windows) < longest_tok:
         raise ValueError(f"its layers attend to {min(windows)} tokens at most, and {longest_tok} are needed: not supported")
+    rope = getattr(policy.lm.config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("longrope", "dynamic"):  # longer texts are rotated by other angles, from their first token on
+        known = rope.get("original_max_position_embeddings") or policy.lm.config.max_position_embeddings
+        if known < longest_tok:
+            raise ValueError(f"its positions change beyond {known} tokens, and {longest_tok} are needed: not supported")
     prompts = [[i % policy.lm.config.vocab_size for i in range(5, 17)], [1 % policy.lm.config.vocab_size]]
 
     def sample(similar: list[list[int]]) -> list[Generation]:
@@ -126,7 +130,7 @@ def check_sampler(policy: Policy, longest_tok: int) -> None:
     try:
         made = sample([])
         made += sample([prompt + g.ids for prompt, g in zip(prompts, made, strict=True)])  # several tokens a step
-    except (ValueError, AttributeError, RuntimeError, TypeError) as error:
+    except (ValueError, AttributeError, LookupError, RuntimeError, TypeError) as error:
         raise ValueError(f"its cache is of a kind that cannot be sampled from ({' '.join(str(error).split())[:80]})") from error
     for prompt, generation in zip(prompts * 2, made, strict=True):
         tokens = torch.tensor([prompt + generation.ids], device=policy.device)

@@ -73,10 +73,10 @@ def narrowing(runs: list[Path]) -> str:
             steps = [record["step"] for record in part]
             programs = "\n".join(e["program"] or "" for e in episodes if e["step"] in steps)
             names = [name for name in re.findall(r"([A-Z]\w+)\(", programs) if name in models]
-            name, count = Counter(names).most_common(1)[0]
+            name, count = Counter(names).most_common(1)[0] if names else ("–", 0)
             entropy.append(f"{statistics.fmean(record['policy/entropy'] for record in part):.2f}")
             classes.append(f"{effective_number(names):.1f}")
-            most.append(f"{name} {count / len(names):.0%}")
+            most.append(f"{name} {count / max(1, len(names)):.0%}")
         lines.append(f"| {run_dir.name} | {' → '.join(entropy)} | {' → '.join(classes)} | {' → '.join(most)} |")
     return "\n".join(lines) + "\n"
 

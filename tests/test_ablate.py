@@ -129,6 +129,14 @@ def test_half_and_full_budget_are_windows_of_a_fifth(steps, half, full):
     assert [numbers[window].tolist() for window in windows(steps)] == [half, full]
 
 
+def test_a_run_whose_episodes_are_lost_is_named(tmp_path):
+    run = write_run(tmp_path / "run", [{"rewards": [episode(-9.5, 0.5)], "best": None}] * 2)
+    lines = (run / "episodes.jsonl").read_text()
+    (run / "episodes.jsonl").write_text(lines[:-10])
+    with pytest.raises(UsageError, match="no step 2"):
+        read_curves(run, higher_is_better=True)
+
+
 def test_a_step_without_a_number_is_left_out_of_a_window():
     assert mean_of_known(np.array([1.0, math.nan, 4.0])) == 2.5
     assert math.isnan(mean_of_known(np.array([math.nan])))

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from transformers import GPTNeoConfig, GPTNeoForCausalLM
+from transformers import GPTNeoConfig, GPTNeoForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from decoder import Decoder, ModelDecoder
 from drafts import LONGEST, MOST_TOK, Drafts, K
 from model import Policy
+from sampler import check_sampler
 from tests.test_sampler import KINDS, PROMPTS, build, make_stops_likely, sample
 
 CPU, LARGE = torch.device("cpu"), 10**12  # parameters: calling the layers costs nothing beside reading them
@@ -132,3 +133,34 @@ def test_an_ended_sample_waits_for_the_next_look(policy):
 def test_texts_to_draft_from_may_be_empty(policy):
     made = sample(policy, [0], [3])
     assert sample(policy, [0], [3], similar=[[], [5]])[0].ids == made[0].ids
+
+
+def test_positions_that_no_sample_has_are_not_run(tokenizer):
+    """With longrope one position beyond `original` makes every row of the batch rotate by other angles."""
+    original, size = len(PROMPTS[0]) + 30, 8  # C
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * (size // 2),
+            "long_factor": [8.0] * (size // 2), "original_max_position_embeddings": original}  # fmt: skip
+    torch.manual_seed(0)
+    policy = Policy(Phi3ForCausalLM(Phi3Config(
+        vocab_size=len(tokenizer), hidden_size=4 * size, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=10 * original, original_max_position_embeddings=original,
+        rope_parameters=rope, initializer_range=0.4, pad_token_id=0, bos_token_id=1, eos_token_id=2)), tokenizer)  # fmt: skip
+    check_sampler(policy, original)
+    with pytest.raises(ValueError, match=f"change beyond {original} tokens"):
+        check_sampler(policy, original + 1)
+    made = sample(policy, [0] * 4, list(range(4)), max_new_tok=30)
+    similar = [PROMPTS[0] + g.ids for g in made]
+    for look_every in (1, 16):
+        again = sample(policy, [0] * 4, list(range(4)), max_new_tok=30, similar=similar, look_every=look_every)
+        assert [g.ids for g in again] == [g.ids for g in made]
+        for g in again:
+            tokens = torch.tensor([PROMPTS[0] + g.ids])
+            with torch.no_grad():
+                log_p = policy(tokens)[0][0, len(PROMPTS[0]) - 1 : -1].div(0.7).log_softmax(-1)  # (N, V)
+            exact = log_p.gather(-1, tokens[0, len(PROMPTS[0]) :, None]).squeeze(-1)
+            torch.testing.assert_close(torch.tensor(g.logprobs), exact, atol=1e-3, rtol=0)
+
+
+def test_texts_to_draft_from_may_have_tokens_that_the_model_has_not(policy):
+    made = sample(policy, [0], [3])
+    assert sample(policy, [0], [3], similar=[PROMPTS[0] + made[0].ids[:2] + [10**6] * 9])[0].ids == made[0].ids

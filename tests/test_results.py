@@ -74,6 +74,16 @@ def test_the_best_of_fewer_programs_is_averaged_and_counted():
     assert "| trained ahead of demonstrations | 2 of 2 | 0 of 2 | – | – | 0 of 2 |" in lines
 
 
+def test_of_fewer_programs_seeds_are_compared_in_pairs():
+    """Of the harder seed the starting policy has no best of 4: the means are of other seeds, the pair says who is ahead."""
+    easy, hard = (entry(seed, (score, score + 0.05, 0.5, 0.5, 0.5, 0.5)) for seed, score in ((0, 0.8), (1, 0.0004)))
+    easy["start"]["test"]["best_of_k"], hard["start"]["test"]["best_of_k"] = {"4": 0.80}, {}
+    easy["trained"]["test"]["best_of_k"], hard["trained"]["test"]["best_of_k"] = {"4": 0.85}, {"4": 0.0004}
+    lines = to_markdown(aggregate([easy, hard])).split("## With fewer programs")[1].splitlines()
+    assert next(line for line in lines if line.startswith("| trained ahead of start")).split(" | ")[2] == "1 of 1"
+    assert next(line for line in lines if line.startswith("| t ")).split(" | ")[2].startswith("0.800 [1 of 2 seeds] / 0.425 /")
+
+
 def test_seeds_of_a_task_are_one_row():
     (row,) = aggregate(SEEDS)
     assert row["seeds"] == 3 and row["samples"] == 4
