@@ -127,7 +127,7 @@ SMOLLM2 = {
     "max_new_tok": 768,
     "learning_rate": 2e-5,
     "sample_batch": 16,  # a row's keys and values take 46 kB a token
-    "micro_batch_tok": 2048,
+    "micro_batch_tok": 1024,
 }
 LANGUAGE_MODEL = {
     "steps": 500,
