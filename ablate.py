@@ -89,7 +89,10 @@ def main(args: argparse.Namespace) -> int | None:
     try:
         for task, plan in plans.items():
             failed += run_plan(plan)
-            report(root / Path(task).stem, task, plan, variants)
+            try:
+                report(root / Path(task).stem, task, plan, variants)
+            except UsageError as error:  # a run that was complete has lost something; the other tasks go on
+                failed.append(f"no report of {task}: {error}")
     except KeyboardInterrupt:
         failed.append("interrupted: the run in progress has saved; the same command goes on")
     for reason in failed:

@@ -120,10 +120,15 @@ def compare(numbers: dict[str, dict[int, dict[str, float]]]) -> dict[str, dict]:
 
 
 def write_report(folder: Path, metric: Metric, complete: dict[tuple[str, int], Config], missing: int) -> None:
-    """Write ablation.json, .md and .png of the complete runs, by (variant, seed); missing: how many are not complete."""
+    """Write ablation.json, .md and .png of the complete runs, by (variant, seed); missing: how many are not complete.
+
+    Raises UsageError where the files of a run lack a step.
+    """
     curves: dict[str, dict[int, dict]] = {}
     for (variant, seed), config in complete.items():
-        curves.setdefault(variant, {})[seed] = read_curves(Path(config.run_dir), metric.higher_is_better)
+        run = curves.setdefault(variant, {})[seed] = read_curves(Path(config.run_dir), metric.higher_is_better)
+        if len(run["reward"]) < (1 if variant == "sft-only" else config.steps):
+            raise UsageError(f"{config.run_dir}: metrics.jsonl lacks steps: remove the folder to make the run anew")
     numbers = {v: {seed: summarise_run(run) for seed, run in runs.items()} for v, runs in curves.items()}
     config = next(iter(complete.values()))
     report = {

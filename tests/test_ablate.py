@@ -199,6 +199,16 @@ def test_a_failed_run_is_reported_with_the_end_of_its_log_and_the_others_go_on(f
     assert [call[0] for call in run_ablation(fake_train, "group,full")[1]] == ["--task"] * 2  # tried again, full is not
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "episodes.jsonl"])
+def test_a_complete_run_that_has_lost_its_end_is_named(name, fake_train, capsys):
+    assert run_ablation(fake_train, "full")[0] == 0
+    run = fake_train / "ablate" / "random-pizza" / "full" / "seed_1"
+    (run / name).write_text((run / name).read_text()[:-5])
+    assert run_ablation(fake_train, "full") == (1, [])
+    err = capsys.readouterr().err
+    assert f"no report of random-pizza: {run}" in err and "remove the folder to make the run anew" in err
+
+
 def test_the_variants_of_a_seed_share_a_twin(fake_train):
     run_ablation(fake_train, "full,default")
     folder = fake_train / "ablate" / "random-pizza"
